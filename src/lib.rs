@@ -113,6 +113,8 @@ mod book {
     struct FromBurn;
     #[doc = include_str!("../docs/src/from/candle.md")]
     struct FromCandle;
+    #[doc = include_str!("../docs/src/memory/questions.md")]
+    struct MemoryQuestions;
     #[doc = include_str!("../docs/src/memory/out-of-memory.md")]
     struct MemoryOutOfMemory;
     #[doc = include_str!("../docs/src/memory/snapshots.md")]

@@ -409,7 +409,7 @@ on_fake! {
         assert!(matches!(backend.launch(&Launch { bindings: &bindings[..1], ..launch }), Err(Error::Argument { .. })));
         let error = backend.launch(&Launch { params: &params[..8], ..launch }).unwrap_err();
         assert_eq!(
-            error.to_string(),
+            error.message(),
             "launch: the kernel takes 2 bindings and 12 bytes of parameters; got 2 and 8"
         );
         let unknown = KernelId(9);

@@ -127,6 +127,7 @@ fn tensor_bytes(shape: &impl IntoShape, dtype: DType) -> u64 {
 }
 
 /// Calls a function with the device's backend, which must be this crate's.
+#[track_caller]
 fn with_backend<R>(
     op: &'static str,
     device: &Device,
@@ -134,13 +135,11 @@ fn with_backend<R>(
 ) -> Result<R> {
     match device.backend().as_any().and_then(|backend| backend.downcast_ref()) {
         Some(backend) => call(backend),
-        None => Err(Error::Unsupported {
+        None => Err(Error::unsupported(
             op,
-            device: device.to_string(),
-            reason:
-                "it is not a wgpu device; open one with `Device::open(\"wgpu:0\")` or `Device::from_wgpu`"
-                    .into(),
-        }),
+            device,
+            "it is not a wgpu device; open one with `Device::open(\"wgpu:0\")` or `Device::from_wgpu`",
+        )),
     }
 }
 

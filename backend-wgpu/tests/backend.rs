@@ -302,7 +302,7 @@ fn a_call_that_breaks_the_contract_is_an_error_and_the_device_goes_on() {
         let good = [0, 256, 512].map(|offset| slice(segment, offset, 16));
         let params = [4u32.to_ne_bytes(), 1f32.to_ne_bytes()].concat();
         let groups = [1, 1, 1];
-        let launch = |launch: Launch<'_>| device.launch(&launch).unwrap_err().to_string();
+        let launch = |launch: Launch<'_>| device.launch(&launch).unwrap_err().message();
         let error = launch(Launch { kernel, bindings: &good[..2], params: &params, groups });
         assert_eq!(error, "launch: `test` binds 3 slices; got 2");
         let error = launch(Launch { kernel, bindings: &good, params: &[], groups });

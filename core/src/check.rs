@@ -11,6 +11,7 @@ fn is_finite_f32(value: f64) -> bool {
 macro_rules! range_checks {
     ($($(#[$doc:meta])* $check:ident: $fits:expr, $range:literal;)*) => {$(
         $(#[$doc])*
+        #[track_caller]
         pub fn $check(op: &'static str, name: &str, value: f64) -> Result<()> {
             let fits: fn(f64) -> bool = $fits;
             fail_if!(!fits(value); argument(op), "`{name}` is {value}, expected {}", $range);
@@ -62,12 +63,14 @@ macro_rules! with_defaults {
 pub(crate) use with_defaults;
 
 /// Fails unless both decay factors are 0 or more and below 1.
+#[track_caller]
 pub fn betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
     decay_factor(op, "betas.0", betas.0)?;
     decay_factor(op, "betas.1", betas.1)
 }
 
 /// Fails unless a count is 1 or more.
+#[track_caller]
 pub fn positive_count(op: &'static str, name: &str, value: u64) -> Result<()> {
     fail_if!(value == 0; argument(op), "`{name}` is 0, expected 1 or more");
     Ok(())

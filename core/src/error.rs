@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::atomic_write::FileError;
 use crate::dtype::{DType, UnknownDType};
 use crate::environment::InvalidVariable;
+use crate::memory::scope::{self, CallSite};
 use crate::memory::source::SourceError;
 use crate::memory::{self, Bytes, MemoryGrowth, OutOfMemory};
 use crate::printable::printable;
@@ -15,13 +16,14 @@ use crate::printable::printable;
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of this crate. `Debug` formats the message as `Display` does, since Rust prints the error of
-/// `fn main() -> Result<()>` by `Debug`.
+/// Errors of this crate. `Display` writes the message, and on a second line the call that failed:
+/// [`message`](Self::message) and [`location`](Self::location). `Debug` formats as `Display` does, since Rust prints
+/// the error of `fn main() -> Result<()>` by `Debug`.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Shapes do not match the rules of an operation.
-    #[error("{op}: {rule}; got {}", join_shapes(shapes))]
+    #[error("{op}: {rule}; got {}{}", join_shapes(shapes), AtLine(*location))]
     Shape {
         /// Name of the operation.
         op: &'static str,
@@ -29,9 +31,11 @@ pub enum Error {
         rule: String,
         /// Shapes of the operands.
         shapes: Vec<Vec<usize>>,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// A tensor cannot have the requested shape.
-    #[error("{op}: {rule}; got {from:?} to {to:?}")]
+    #[error("{op}: {rule}; got {from:?} to {to:?}{}", AtLine(*location))]
     Reshape {
         /// Name of the operation.
         op: &'static str,
@@ -41,9 +45,11 @@ pub enum Error {
         from: Box<[usize]>,
         /// Requested extents, -1 where one is inferred.
         to: Box<[isize]>,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// An operation does not support an element type.
-    #[error("{op}: does not take {got}; {expected}")]
+    #[error("{op}: does not take {got}; {expected}{}", AtLine(*location))]
     DType {
         /// Name of the operation.
         op: &'static str,
@@ -51,17 +57,21 @@ pub enum Error {
         got: DType,
         /// Supported types, and how to convert to one.
         expected: String,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// An argument is invalid.
-    #[error("{op}: {message}")]
+    #[error("{op}: {message}{}", AtLine(*location))]
     Argument {
         /// Name of the operation.
         op: &'static str,
         /// Fault and expected value.
         message: String,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// Operands are on different devices.
-    #[error("{op}: tensors are on {left} and {}", describe_other_device(left, right))]
+    #[error("{op}: tensors are on {left} and {}{}", describe_other_device(left, right), AtLine(*location))]
     Device {
         /// Name of the operation.
         op: &'static str,
@@ -69,9 +79,11 @@ pub enum Error {
         left: String,
         /// Second device.
         right: String,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// The device does not support the operation.
-    #[error("{op}: not on {device}: {reason}")]
+    #[error("{op}: not on {device}: {reason}{}", AtLine(*location))]
     Unsupported {
         /// Name of the operation.
         op: &'static str,
@@ -79,14 +91,19 @@ pub enum Error {
         device: String,
         /// Missing capability, and an alternative.
         reason: String,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// An operation without a gradient has an input that requires one.
     #[error(
-        "{op}: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none is wanted"
+        "{op}: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none is wanted{}",
+        AtLine(*location)
     )]
     NoGradient {
         /// Name of the operation.
         op: &'static str,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// A second gradient was requested of an operation that is only once differentiable.
     #[error(
@@ -103,16 +120,23 @@ pub enum Error {
     #[error("anomaly: {0}")]
     Anomaly(String),
     /// The operation cannot be part of a captured step.
-    #[error("{op}: not in a captured step: {reason}")]
+    #[error("{op}: not in a captured step: {reason}{}", AtLine(*location))]
     Capture {
         /// Name of the operation.
         op: &'static str,
         /// Reason, and an alternative.
         reason: String,
+        /// Line of the program that called the operation.
+        location: CallSite,
     },
     /// The backward pass failed.
-    #[error("backward: {0}")]
-    Backward(String),
+    #[error("backward: {message}{}", AtLine(*location))]
+    Backward {
+        /// Fault, and what to do.
+        message: String,
+        /// Line of the program that called the backward pass, or the operation whose gradient failed.
+        location: CallSite,
+    },
     /// The memory pool could not serve a request.
     #[error(transparent)]
     OutOfMemory(#[from] Box<OutOfMemory>),
@@ -181,6 +205,7 @@ pub enum Error {
 }
 
 impl From<memory::Error> for Error {
+    #[track_caller]
     fn from(error: memory::Error) -> Self {
         match error {
             memory::Error::OutOfMemory(report) => Self::OutOfMemory(report),
@@ -189,7 +214,7 @@ impl From<memory::Error> for Error {
             memory::Error::Driver(error) => Self::Driver(error),
             memory::Error::File(error) => error.into(),
             memory::Error::InvalidConfig(message) => Self::InvalidConfig(message),
-            memory::Error::Argument { op, message } => Self::Argument { op, message },
+            memory::Error::Argument { op, message } => Self::argument(op, message),
             // Blocks are moved by the device, whose errors are of this type.
             memory::Error::Move(error) => match error.downcast() {
                 Ok(error) => *error,
@@ -206,6 +231,7 @@ impl From<FileError> for Error {
 }
 
 impl From<UnknownDType> for Error {
+    #[track_caller]
     fn from(error: UnknownDType) -> Self {
         let UnknownDType { name, expected } = error;
         let name = printable(&name);
@@ -222,6 +248,15 @@ impl From<InvalidVariable> for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// Second line of a message, which names the call; nothing if the line is unknown.
+struct AtLine(CallSite);
+
+impl fmt::Display for AtLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |line| write!(f, "\n  at: {}:{}", line.file(), line.line()))
     }
 }
 
@@ -263,10 +298,10 @@ macro_rules! fail {
         return Err($crate::error::Error::file($path, format!($($message)+)))
     };
     (capture($op:expr), $($reason:tt)+) => {
-        return Err($crate::error::Error::Capture { op: $op, reason: format!($($reason)+) })
+        return Err($crate::error::Error::capture($op, format!($($reason)+)))
     };
     (backward, $($message:tt)+) => {
-        return Err($crate::error::Error::Backward(format!($($message)+)))
+        return Err($crate::error::Error::backward(format!($($message)+)))
     };
 }
 pub(crate) use fail;
@@ -285,13 +320,17 @@ pub(crate) use fail_if;
 
 impl Error {
     /// Creates a shape error; the message ends with the shapes, as in `[2, 3] and [4]`.
+    #[track_caller]
     pub fn shape(op: &'static str, rule: impl Into<String>, shapes: &[&[usize]]) -> Self {
-        Self::Shape { op, rule: rule.into(), shapes: shapes.iter().map(|s| s.to_vec()).collect() }
+        let shapes = shapes.iter().map(|s| s.to_vec()).collect();
+        Self::Shape { op, rule: rule.into(), shapes, location: scope::call_site() }
     }
 
-    /// Creates an argument error.
+    /// Creates an argument error. Like the other constructors, it records the line that called the running operation,
+    /// or outside of one the line of its own caller.
+    #[track_caller]
     pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
-        Self::Argument { op, message: message.into() }
+        Self::Argument { op, message: message.into(), location: scope::call_site() }
     }
 
     /// Creates an error about a file; `message` continues the sentence that begins with the path.
@@ -349,8 +388,86 @@ impl Error {
     }
 
     /// Creates a dtype error.
+    #[track_caller]
     pub fn dtype(op: &'static str, got: DType, expected: impl Into<String>) -> Self {
-        Self::DType { op, got, expected: expected.into() }
+        Self::DType { op, got, expected: expected.into(), location: scope::call_site() }
+    }
+
+    /// Creates an error about operands of different devices.
+    #[track_caller]
+    pub(crate) fn device(op: &'static str, left: impl fmt::Display, right: impl fmt::Display) -> Self {
+        Self::Device { op, left: left.to_string(), right: right.to_string(), location: scope::call_site() }
+    }
+
+    /// Creates an error of an operation without a gradient.
+    #[track_caller]
+    pub(crate) fn no_gradient(op: &'static str) -> Self {
+        Self::NoGradient { op, location: scope::call_site() }
+    }
+
+    /// Creates an error about a capability that the device lacks.
+    #[doc(hidden)]
+    #[track_caller]
+    pub fn unsupported(op: &'static str, device: impl fmt::Display, reason: impl Into<String>) -> Self {
+        Self::Unsupported {
+            op,
+            device: device.to_string(),
+            reason: reason.into(),
+            location: scope::call_site(),
+        }
+    }
+
+    /// Creates an error of an operation that cannot be part of a captured step.
+    #[doc(hidden)]
+    #[track_caller]
+    pub fn capture(op: &'static str, reason: impl Into<String>) -> Self {
+        Self::Capture { op, reason: reason.into(), location: scope::call_site() }
+    }
+
+    /// Creates an error of a backward pass.
+    #[track_caller]
+    pub fn backward(message: impl Into<String>) -> Self {
+        Self::Backward { message: message.into(), location: scope::call_site() }
+    }
+
+    /// Returns the line of the program that called the failed operation, where one is known. `Display` ends with it.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros([2, 3], DType::F32, &device)?;
+    /// let (error, line) = (x.mm(&x).unwrap_err(), line!());
+    /// assert_eq!(error.location().map(|at| (at.file(), at.line())), Some((file!(), line)));
+    /// assert_eq!(error.to_string(), format!("{}\n  at: {}:{line}", error.message(), file!()));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[must_use]
+    pub fn location(&self) -> CallSite {
+        match self {
+            Self::Shape { location, .. }
+            | Self::Reshape { location, .. }
+            | Self::DType { location, .. }
+            | Self::Argument { location, .. }
+            | Self::Device { location, .. }
+            | Self::Unsupported { location, .. }
+            | Self::NoGradient { location, .. }
+            | Self::Capture { location, .. }
+            | Self::Backward { location, .. } => *location,
+            Self::OutOfMemory(report) => report.site,
+            Self::Context { error, .. } => error.location(),
+            _ => None,
+        }
+    }
+
+    /// Returns the message without the line of the call, for a reader who has no source.
+    #[must_use]
+    pub fn message(&self) -> String {
+        let mut text = self.to_string();
+        // The report of a full device has the line among its own.
+        if let Some(start) = text.strip_suffix(&AtLine(self.location()).to_string()) {
+            text.truncate(start.len());
+        }
+        text
     }
 
     /// Creates the error of an operation that takes integers only: `rule` says what they are. For a float, the error
@@ -377,9 +494,33 @@ impl Error {
             | Self::Argument { op: inner, .. }
             | Self::Device { op: inner, .. }
             | Self::Unsupported { op: inner, .. }
-            | Self::NoGradient { op: inner }
+            | Self::NoGradient { op: inner, .. }
             | Self::Capture { op: inner, .. } => *inner = op,
             Self::OutOfMemory(report) => report.op = op,
+            _ => {}
+        }
+        self
+    }
+
+    /// Names the line that called `op`, in an error of `op` itself, which may be found by code that does not know the
+    /// line. An error of another operation, such as one whose gradient failed in `backward`, keeps its line.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_call_of(mut self, op: &str, call: CallSite) -> Self {
+        let mut innermost = &mut self;
+        while let Self::Context { error, .. } = innermost {
+            innermost = &mut **error;
+        }
+        match innermost {
+            Self::Backward { location, .. } if op == "backward" => *location = call,
+            Self::Shape { op: of, location, .. }
+            | Self::DType { op: of, location, .. }
+            | Self::Argument { op: of, location, .. }
+            | Self::Device { op: of, location, .. }
+                if *of == op =>
+            {
+                *location = call;
+            }
             _ => {}
         }
         self
@@ -476,8 +617,8 @@ mod tests {
     #[test]
     fn the_name_of_an_operation_is_replaced_within_contexts() {
         let error = Error::argument("cat", "no tensors").with_context("fc1").with_op("stack");
-        assert_eq!(error.to_string(), "in fc1: stack: no tensors");
-        assert_eq!(Error::Backward("x".into()).with_op("stack").to_string(), "backward: x");
+        assert_eq!(error.message(), "in fc1: stack: no tensors");
+        assert_eq!(Error::backward("x").with_op("stack").message(), "backward: x");
         assert!(full_device().with_op("eye").to_string().contains("eye asked for"));
     }
 }

@@ -16,15 +16,18 @@ use crate::error::{Result, fail_if};
 use crate::ops::stack;
 use crate::tensor::{Dims, Tensor};
 
+#[track_caller]
 fn to_leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().map(Tensor::to_leaf).collect()
 }
 
 /// Replaces missing gradients with zeros.
+#[track_caller]
 fn fill_missing_with_zeros(found: Vec<Option<Tensor>>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     found.into_iter().zip(inputs).map(|(grad, t)| grad.map_or_else(|| t.zeros_like(), Ok)).collect()
 }
 
+#[track_caller]
 fn check_vector_shapes(op: &'static str, inputs: &[Tensor], v: &[Tensor]) -> Result<()> {
     let fits = inputs.len() == v.len() && inputs.iter().zip(v).all(|(t, v)| t.shape() == v.shape());
     fail_if!(!fits; argument(op), "takes one vector for each input, of its shape");
@@ -36,6 +39,7 @@ fn check_vector_shapes(op: &'static str, inputs: &[Tensor], v: &[Tensor]) -> Res
 ///
 /// # Errors
 /// Those of [`grad`](crate::autograd::grad) and of `f`.
+#[track_caller]
 pub fn vjp(
     f: impl FnOnce(&[Tensor]) -> Result<Tensor>,
     inputs: &[Tensor],
@@ -58,6 +62,7 @@ pub fn vjp(
 /// # Errors
 /// Those of [`vjp`], an operation of `f` that is only once differentiable, and a `v` that does not match the
 /// inputs.
+#[track_caller]
 pub fn jvp(
     f: impl FnOnce(&[Tensor]) -> Result<Tensor>,
     inputs: &[Tensor],
@@ -89,6 +94,7 @@ pub fn jvp(
 ///
 /// # Errors
 /// Those of [`jvp`], and an `f` that does not return a scalar.
+#[track_caller]
 pub fn hvp(
     f: impl FnOnce(&[Tensor]) -> Result<Tensor>,
     inputs: &[Tensor],
@@ -112,6 +118,7 @@ pub fn hvp(
 }
 
 /// Returns the gradients of every element of `y` with respect to `x`: \[y.., x..\].
+#[track_caller]
 fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
     let shape: Dims = y.shape().iter().chain(x.shape()).copied().collect();
     if !y.requires_grad() || y.numel() == 0 {
@@ -130,12 +137,14 @@ fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 /// Returns the Jacobian of `f` at `x`, \[result.., x..\], by one backward pass for each element of the
 /// result.
+#[track_caller]
 pub fn jacobian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
     let x = x.to_leaf()?;
     jacobian_by_rows(&f(&x)?, &x)
 }
 
 /// Returns the Hessian of the scalar function `f` at `x`: \[x.., x..\].
+#[track_caller]
 pub fn hessian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
     let x = x.to_leaf()?;
     let y = f(&x)?;

@@ -282,7 +282,7 @@ fn a_write_that_fails_leaves_the_old_file() -> std::io::Result<()> {
 #[test]
 fn messages_describe_the_error() {
     let message = |bytes: &[u8]| {
-        safetensors::from_bytes(bytes, &device()).err().map(|e| e.to_string()).unwrap_or_default()
+        safetensors::from_bytes(bytes, &device()).err().map(|e| e.message()).unwrap_or_default()
     };
     let whole = safetensors_file();
     let with = |header: &str| [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[2; 4]].concat();
@@ -308,7 +308,7 @@ fn messages_describe_the_error() {
         message(&with(r#"{"t":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#)),
         message(&with("{")),
     ];
-    let message = |bytes: &[u8]| idx::from_bytes(bytes).err().map(|e| e.to_string()).unwrap_or_default();
+    let message = |bytes: &[u8]| idx::from_bytes(bytes).err().map(|e| e.message()).unwrap_or_default();
     let whole = idx_file();
     messages.extend([
         message(b"text"),
@@ -335,8 +335,7 @@ fn links_are_kept_and_only_files_are_replaced() -> Result<()> {
     let read = safetensors::load(&file, &device());
     std::fs::remove_file(&link).and(std::fs::remove_file(&file)).expect("both are there");
     assert!(kept && read?.is_empty());
-    let message =
-        |path: &str| save(Path::new(path)).map_or_else(|e| e.to_string(), |()| "written".to_owned());
+    let message = |path: &str| save(Path::new(path)).map_or_else(|e| e.message(), |()| "written".to_owned());
     assert_eq!(message("/dev/null"), "/dev/null: is not a regular file, and is not replaced; name a file");
     let folder = std::fs::canonicalize(std::env::temp_dir()).expect("there is one");
     let folder = folder.display().to_string();

@@ -152,7 +152,7 @@ fn an_error_names_the_layer() -> Result<()> {
     let x = Tensor::ones([1, 4, 7], DType::F32, &device)?;
     let error = net.blocks[0].attn.forward(&x).expect_err("7 features are not 8");
     assert_eq!(
-        error.to_string(),
+        error.message(),
         "in blocks.0.attn.qkv: linear: the weight takes 8 features, the last extent of x is 7; got [1, 4, 7] and [24, 8]"
     );
     Ok(())
@@ -168,12 +168,12 @@ fn a_mismatched_state_changes_nothing_and_lists_all_errors() -> Result<()> {
     state.insert("0.weight".into(), Tensor::ones([2, 2], DType::F32, &device)?);
     let error = net.load_state_dict(&state).expect_err("nothing fits");
     assert_eq!(
-        error.to_string(),
+        error.message(),
         "load_state_dict: missing: 0.bias; unexpected: 1.weight; does not fit: 0.weight is f32 [3, 2], the state has f32 [2, 2]; rename or leave out tensors with `rename_keys`, or load the names of both sides with `load_state_dict_partial`"
     );
     let error = net.load_state_dict_partial(&state).expect_err("a shape differs");
     assert_eq!(
-        error.to_string(),
+        error.message(),
         "load_state_dict: does not fit: 0.weight is f32 [3, 2], the state has f32 [2, 2]; leave these names out with `rename_keys`"
     );
     Ok(())
@@ -233,7 +233,7 @@ fn f64_is_refused_with_a_reason() -> Result<()> {
     let device = device();
     let p = Tensor::ones([4], DType::F64, &device)?.to_leaf()?;
     let error = Sgd::new(vec![p], 0.1).step().expect_err("no f64");
-    assert_eq!(error.to_string(), "step: does not take f64; takes parameters of f32, f16 and bf16");
+    assert_eq!(error.message(), "step: does not take f64; takes parameters of f32, f16 and bf16");
     Ok(())
 }
 
@@ -294,7 +294,7 @@ fn invalid_sizes_are_errors_before_any_allocation() -> Result<()> {
             ("Bert", Bert::new(&bert(n), &device).err()),
         ];
         for (name, error) in made {
-            let text = error.map(|e| e.to_string()).unwrap_or_default();
+            let text = error.map(|e| e.message()).unwrap_or_default();
             assert_eq!(text, format!("{name}: a model has at most 65536 layers, not {n}"));
         }
     }
@@ -312,7 +312,7 @@ fn invalid_sizes_are_errors_before_any_allocation() -> Result<()> {
     let rotary = RotaryEmbedding::new(4, 4, &device)?;
     let x = Tensor::zeros([2, 4], DType::F32, &device)?;
     assert!(rotary.forward_at(&x, usize::MAX).is_err() && rotary.forward_at(&x, 2).is_ok());
-    let error = MultiheadAttention::new(0, 1, Default::default(), &device).err().map(|e| e.to_string());
+    let error = MultiheadAttention::new(0, 1, Default::default(), &device).err().map(|e| e.message());
     assert_eq!(error.as_deref(), Some("MultiheadAttention: 0 features do not divide by 1 heads"));
     drop((rotary, x));
     assert_eq!(device.memory().allocated(), before);

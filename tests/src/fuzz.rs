@@ -1,7 +1,8 @@
 //! Fuzzing of every operation with unusual arguments, on the null device. This device runs nothing, so thousands of
 //! calls a second are possible.
 //!
-//! A call may fail with an error. A call must not panic, and its results must fit into the device's memory.
+//! A call may fail with an error, which names the line of the call. A call must not panic, and its results must fit
+//! into the device's memory.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -114,7 +115,7 @@ fn run_call(call: &FuzzOp, draw: &mut ArgGenerator, device: &Device) -> Result<b
     let outputs = match (call.run)(draw, &inputs) {
         Ok(outputs) => outputs,
         Err(error) => {
-            ensure!(!error.to_string().is_empty(), "an error without a message");
+            check_error(&error)?;
             return Ok(false);
         }
     };
@@ -134,20 +135,24 @@ fn run_call(call: &FuzzOp, draw: &mut ArgGenerator, device: &Device) -> Result<b
             out.shape()
         );
         if bytes <= 1 << 16 {
-            out.to_bytes().or_else(check_error_message)?;
+            out.to_bytes().map_or_else(|error| check_error(&error), |_| Ok(()))?;
         }
         if out.requires_grad() && bytes <= 1 << 16 {
-            let sum = out.sum_all().and_then(|sum| sum.backward().map(|()| sum));
-            sum.map(drop).or_else(|error| check_error_message(error).map(drop))?;
+            let sum = out.sum_all();
+            let passed = sum.and_then(|sum| sum.backward());
+            passed.or_else(|error| check_error(&error))?;
         }
     }
     Ok(true)
 }
 
-/// Checks that an error of a gradient or a read has a message.
-fn check_error_message(error: Error) -> Result<Vec<u8>> {
-    ensure!(!error.to_string().is_empty(), "an error without a message");
-    Ok(Vec::new())
+/// Checks that an error has a message, and names a line of this crate, whose code calls the operations.
+fn check_error(error: &Error) -> Result<()> {
+    ensure!(!error.message().is_empty(), "an error without a message");
+    let sources = file!().trim_end_matches("fuzz.rs");
+    let is_own = error.location().is_some_and(|line| line.file().starts_with(sources));
+    ensure!(is_own, "an error does not name the line of the call: {error}");
+    Ok(())
 }
 
 #[cfg(test)]

@@ -113,6 +113,7 @@ impl CastPolicy {
 /// # Errors
 /// `dtype` is neither f16 nor bf16.
 #[must_use = "operations are cast only while the guard lives"]
+#[track_caller]
 pub fn autocast(dtype: DType) -> Result<AutocastGuard> {
     match dtype {
         DType::F16 | DType::BF16 => Ok(AutocastGuard::enter(Some(dtype))),
@@ -267,6 +268,7 @@ pub(crate) fn promoted_half_dtype(operands: &[Option<DType>]) -> Option<DType> {
 }
 
 /// Casts a 16-bit float tensor to f32; returns other tensors unchanged.
+#[track_caller]
 pub(crate) fn half_to_f32(t: &Tensor) -> Result<Tensor> {
     if t.dtype().is_float() && t.dtype().size() == 2 { t.to_dtype(DType::F32) } else { Ok(t.clone()) }
 }
@@ -277,6 +279,7 @@ macro_rules! dispatch_in_f32 {
     ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
         $crate::amp::dispatch_autocast!($op, [$($operand),+], |$($name),+| $again);
         if let Some(half) = $crate::amp::promoted_half_dtype(&[$($crate::amp::AutocastOperand::widest_float(&$operand)),+]) {
+            let _call = $crate::memory::scope::enter_call();
             $(let $name = $crate::amp::AutocastOperand::cast_tensors(&$operand, $crate::amp::half_to_f32)?;)+
             return $again?.to_dtype(half);
         }

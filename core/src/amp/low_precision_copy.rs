@@ -111,6 +111,7 @@ pub(crate) struct CapturedCast {
 
 impl CapturedCast {
     /// Finds the copy of a leaf that a recording has read, by its storage, after the step has ended.
+    #[track_caller]
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
         let found = autograd::lock_low_precision_copy(&leaf).and_then(|copy| match &*copy {
             LowPrecisionCopy::Ready { copy: values, source, .. }

@@ -75,6 +75,7 @@ impl BackwardCtx<'_> {
     /// Takes the gradient accumulated so far for a non-leaf input. An operation that can add its own gradient
     /// in the same kernel returns the whole sum as that input's gradient. The memory may be shared, so it
     /// must not be changed in place.
+    #[track_caller]
     pub fn take_pending_grad(&self, input: usize) -> Result<Option<Tensor>> {
         let Some(node) = self.accumulation_edge(input).and_then(GradEdge::node) else { return Ok(None) };
         let pending = self.pending_grads.borrow_mut().remove(&node.id);

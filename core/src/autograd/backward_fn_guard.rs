@@ -17,6 +17,7 @@ pub(super) struct BackwardFnGuard {
 }
 
 impl BackwardFnGuard {
+    #[track_caller]
     pub(super) fn acquire(node: &Arc<Node>, kept: bool) -> Result<Self> {
         let kept = kept || matches!(node.kind, BackwardKind::Cast(_));
         let mut closure = node.backward_fn.lock_unpoisoned();

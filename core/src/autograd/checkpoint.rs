@@ -29,6 +29,7 @@ thread_local! {
 }
 
 /// Counts a checkpoint while its body or backward function runs.
+#[track_caller]
 fn enter_checkpoint() -> Result<ScopedGuard<Cell<usize>>> {
     let depth = NESTING.current() + 1;
     fail_if!(depth > MAX_NESTING;
@@ -55,6 +56,7 @@ fn enter_checkpoint() -> Result<ScopedGuard<Cell<usize>>> {
 ///
 /// # Errors
 /// Those of `body`. There is no input, or more than 64 checkpoints are inside each other.
+#[track_caller]
 pub fn checkpoint(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,

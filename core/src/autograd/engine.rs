@@ -421,6 +421,7 @@ impl GraphTask<'_> {
         Ok(bypass.input)
     }
 
+    #[track_caller]
     fn run_node(&mut self, node: &Arc<Node>, grad: PendingGrad, is_link: bool, looks: bool) -> Result<()> {
         let mut grad = grad.complete()?;
         if let Some(hooks) = node.hooks.get() {
@@ -527,6 +528,7 @@ pub(super) fn run_backward_to(
 
 /// Runs a backward pass like [`run_backward_to`] without nodes older than `oldest`, whose gradients it
 /// returns for the pass around this one.
+#[track_caller]
 pub(super) fn run_backward_until(
     oldest: u64,
     roots: &[(Tensor, Tensor)],
@@ -637,16 +639,13 @@ impl GradOptions<'_> {
         };
         fail_if!(grads.len() != outputs.len();
             backward, "{} gradients for {} outputs", grads.len(), outputs.len());
-        outputs
-            .iter()
-            .map(AsRef::as_ref)
-            .zip(grads)
-            .map(|(t, grad)| {
-                t.check_seed_grad(grad)?;
-                // In a recorded pass, a gradient that the caller provides keeps its history.
-                Ok((t.clone(), if self.create_graph { grad.clone() } else { grad.detach() }))
-            })
-            .collect()
+        let mut seeded = Vec::with_capacity(outputs.len());
+        for (output, grad) in outputs.iter().map(AsRef::as_ref).zip(grads) {
+            output.check_seed_grad(grad)?;
+            // In a recorded pass, a gradient that the caller provides keeps its history.
+            seeded.push((output.clone(), if self.create_graph { grad.clone() } else { grad.detach() }));
+        }
+        Ok(seeded)
     }
 }
 
@@ -656,7 +655,12 @@ impl GradOptions<'_> {
 /// such gradients (`set_grad(None)`) when they are no longer needed, or use [`grad`].
 #[track_caller]
 pub fn backward(outputs: &[impl AsRef<Tensor>], options: &GradOptions<'_>) -> Result<()> {
-    run_backward_to(&options.seeded_outputs(outputs)?, options.to_backward_options(), None, None).map(drop)
+    let location = memory::scope::call_site();
+    let roots = options.seeded_outputs(outputs)?;
+    match run_backward_to(&roots, options.to_backward_options(), None, None) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.with_call_of("backward", location)),
+    }
 }
 
 /// Returns the gradients of `outputs` with respect to `inputs`: `torch.autograd.grad`. Inputs may be leaves
@@ -685,14 +689,13 @@ pub fn grad(
     options: &GradOptions<'_>,
 ) -> Result<Vec<Tensor>> {
     let found = grad_allow_unused(outputs, inputs, options)?;
-    let all = found.into_iter().enumerate().map(|(k, grad)| {
-        grad.ok_or_else(|| {
-            Error::Backward(format!(
-                "`grad`: no path leads from the outputs to input {k}; leave it out, or use `grad_allow_unused`"
-            ))
-        })
-    });
-    all.collect()
+    if let Some(k) = found.iter().position(Option::is_none) {
+        fail!(
+            backward,
+            "`grad`: no path leads from the outputs to input {k}; leave it out, or use `grad_allow_unused`"
+        );
+    }
+    Ok(found.into_iter().flatten().collect())
 }
 
 /// Returns the gradients like [`grad`], with `None` for inputs that no path leads to.
@@ -709,7 +712,9 @@ pub fn grad_allow_unused(
     let roots = options.seeded_outputs(outputs)?;
     let targets = GradTargets::restrict_to(&inputs);
     let sink = CapturedGrads::default();
-    let found = run_backward_to(&roots, options.to_backward_options(), Some(&targets), Some(&sink))?;
+    let location = memory::scope::call_site();
+    let found = run_backward_to(&roots, options.to_backward_options(), Some(&targets), Some(&sink))
+        .map_err(|error| error.with_call_of("backward", location))?;
     let sink = sink.into_inner();
     Ok(inputs
         .iter()
@@ -753,6 +758,7 @@ impl Tensor {
         backward(std::slice::from_ref(self), &options.into())
     }
 
+    #[track_caller]
     fn check_seed_grad(&self, grad: &Tensor) -> Result<()> {
         fail_if!(grad.shape() != self.shape() || grad.dtype() != self.dtype();
             backward, "the gradient is {} {:?}, the tensor {} {:?}",

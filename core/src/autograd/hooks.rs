@@ -63,6 +63,7 @@ impl HookList {
     }
 
     /// Returns the gradient after all hooks have run.
+    #[track_caller]
     pub(super) fn run_grad_hooks(&self, of: &str, mut grad: Tensor) -> Result<Tensor> {
         for hook in self.cloned_hooks() {
             let Hook::Grad(see) = hook else { continue };
@@ -149,6 +150,7 @@ impl Tensor {
     /// The tensor does not require a gradient.
     #[doc(alias = "retain_grad")]
     #[doc(alias = "retains_grad")]
+    #[track_caller]
     pub fn register_hook(
         &self,
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
@@ -186,6 +188,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor is not a leaf that requires a gradient.
+    #[track_caller]
     pub fn register_post_accumulate_grad_hook(
         &self,
         hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,

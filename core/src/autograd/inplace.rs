@@ -17,22 +17,25 @@ use crate::tensor::grad_meta::GradMeta;
 use crate::tensor::{Layout, Tensor};
 
 /// Builds the error for a history whose memory was overwritten.
+#[track_caller]
 pub(super) fn stale_history_error(what: &str) -> Error {
-    Error::Backward(format!(
+    Error::backward(format!(
         "{what} needs the history of a tensor whose memory was overwritten by a recorded operation, through another view of it \
          or through its base; create the view again after the operation, or change a copy (`copy`)"
     ))
 }
 
 /// Builds the error for a checkpoint's capture that changed since the forward run.
+#[track_caller]
 pub(super) fn changed_capture_error(what: &str) -> Error {
-    Error::Backward(format!(
+    Error::backward(format!(
         "{what} captures a tensor that was changed in place, or created, since it ran: recomputation would give another result; change a \
          copy (`copy`), or change it after the backward pass"
     ))
 }
 
 /// Reports whether an in-place operation must be recorded. Fails if it cannot be.
+#[track_caller]
 pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor]) -> Result<bool> {
     if !is_grad_enabled() {
         return Ok(false);

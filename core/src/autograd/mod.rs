@@ -112,6 +112,7 @@ impl GradEdge {
     }
 
     /// Fails unless a gradient that `node` returned for its input `index` has that input's shape and dtype.
+    #[track_caller]
     fn check_grad(&self, grad: &Tensor, node: &Node, index: usize) -> Result<()> {
         let (shape, dtype) = match self {
             Self::Leaf(leaf) => (&leaf.shape, leaf.dtype),
@@ -160,7 +161,7 @@ pub(crate) struct Node {
     op: &'static str,
     module: memory::scope::ModulePath,
     /// Source location of the call.
-    site: Option<&'static std::panic::Location<'static>>,
+    site: memory::scope::CallSite,
     id: u64,
     /// Shape and dtype of the result, which its gradient has too.
     shape: Dims,
@@ -350,8 +351,9 @@ pub(crate) fn lock_low_precision_copy(t: &Tensor) -> Option<MutexGuard<'_, LowPr
 ///
 /// # Errors
 /// [`Error::NoGradient`] if an input requires a gradient.
+#[track_caller]
 pub fn check_no_grad_inputs(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
-    if compute_requires_grad(inputs) { Err(Error::NoGradient { op }) } else { Ok(()) }
+    if compute_requires_grad(inputs) { Err(Error::no_gradient(op)) } else { Ok(()) }
 }
 
 /// Records an operation whose backward function launches kernels, if an input requires a gradient.
@@ -460,7 +462,7 @@ impl Node {
         Arc::new(Self {
             op,
             module: memory::scope::current().module,
-            site: memory::scope::current().or_caller_site().site,
+            site: memory::scope::call_site(),
             id,
             shape: Dims::from_slice(out.shape()),
             dtype: out.dtype(),
@@ -512,15 +514,15 @@ impl Leaf {
     }
 
     /// Fails if a gradient does not have the leaf's shape, dtype and device.
+    #[track_caller]
     fn check_grad(&self, grad: &Tensor, verb: &str) -> Result<()> {
         if self.accepts_grad(grad) {
             return Ok(());
         }
         if self.device != *grad.device() {
-            let (left, right) = (self.device.to_string(), grad.device().to_string());
-            return Err(Error::Device { op: "backward", left, right });
+            return Err(Error::device("backward", &self.device, grad.device()));
         }
-        Err(Error::Backward(format!(
+        Err(Error::backward(format!(
             "a leaf of {} {:?} {verb} a gradient of {} {:?}; a gradient has the shape and the type of its tensor",
             self.dtype,
             self.shape,
@@ -587,6 +589,7 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     #[doc(alias = "requires_grad_")]
+    #[track_caller]
     pub fn to_leaf(&self) -> Result<Tensor> {
         fail_if!(!self.dtype().is_float();
             dtype("to_leaf", self.dtype()), "only floats carry gradients; cast first");
@@ -614,6 +617,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is not a float. An operation made the tensor, and `on` is false: use [`detach`](Self::detach).
+    #[track_caller]
     pub fn requires_grad_(&self, on: bool) -> Result<Tensor> {
         const OP: &str = "requires_grad_";
         if self.leaf().is_none() {

@@ -180,6 +180,7 @@ pub(super) fn run_recompute<R>(
     Ok((out, may_differ || (none_is_new && none_is_missing)))
 }
 
+#[track_caller]
 fn other_thread_error() -> Error {
     Error::argument("checkpoint", "a checkpoint's body ended on another thread than it began")
 }
@@ -236,6 +237,7 @@ pub(crate) fn is_inside_recompute() -> bool {
 ///
 /// # Errors
 /// Those of `update`.
+#[track_caller]
 pub fn update_state(update: impl FnOnce() -> Result<()>) -> Result<()> {
     if is_inside_recompute() { Ok(()) } else { run_state_update(update) }
 }
@@ -249,6 +251,7 @@ fn run_state_update<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
 
 /// Runs an update whose values the forward pass uses. A recomputation gets the values of the forward run.
 #[doc(hidden)]
+#[track_caller]
 pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> Result<StateValues> {
     if !observer::is_active() {
         return run_state_update(update);
@@ -266,9 +269,8 @@ pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> 
         None => run_state_update(update)?,
         Some(Some(values)) => values,
         Some(None) => {
-            return Err(Error::Backward(
-                "the body of a checkpoint ran other operations when it was recomputed; both runs must be the same"
-                    .into(),
+            return Err(Error::backward(
+                "the body of a checkpoint ran other operations when it was recomputed; both runs must be the same",
             ));
         }
     };

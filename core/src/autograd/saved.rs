@@ -73,6 +73,7 @@ impl SavedTensor {
     }
 
     /// Checks that the tensor is unchanged, for backward functions that reach its memory by another path.
+    #[track_caller]
     pub(super) fn check_version(&self, ctx: &BackwardCtx<'_>) -> Result<()> {
         let (now, t) = (self.tensor.version(), &self.tensor);
         if now != self.version && (ctx.create_graph || !self.only_create_graph) {
@@ -94,6 +95,7 @@ impl SavedTensor {
     ///
     /// # Errors
     /// The tensor was changed in place since it was saved.
+    #[track_caller]
     pub fn unpack(&self, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
         self.check_version(ctx)?;
         let t = &self.tensor;
@@ -109,6 +111,7 @@ impl SavedTensor {
     }
 
     /// Returns the tensor as a constant, for values whose derivative is zero, such as indices of maxima.
+    #[track_caller]
     pub fn unpack_detached(&self, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
         let t = self.unpack(ctx)?;
         Ok(if t.requires_grad() { t.detach() } else { t })

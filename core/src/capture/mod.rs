@@ -305,6 +305,7 @@ impl Device {
     ///
     /// # Errors
     /// Those of `step`, and [`Error::Capture`] if the step cannot be captured.
+    #[track_caller]
     pub fn capture<O: CaptureOutputs>(&self, step: impl FnMut() -> Result<O>) -> Result<CapturedStep<O>> {
         CapturedStep::new(self, Vec::new(), step)
     }
@@ -314,6 +315,7 @@ impl Device {
     ///
     /// # Errors
     /// Those of [`capture`](Self::capture), and an input on another device.
+    #[track_caller]
     pub fn capture_with<O: CaptureOutputs>(
         &self,
         inputs: &[&Tensor],
@@ -330,6 +332,7 @@ impl Device {
     /// # Errors
     /// Those of [`capture_with`](Self::capture_with), and a first optimiser step, which creates the state,
     /// inside the recording.
+    #[track_caller]
     pub fn record_with<O: CaptureOutputs>(
         &self,
         inputs: &[&Tensor],
@@ -339,12 +342,12 @@ impl Device {
     }
 
     /// Copies the inputs of a step.
+    #[track_caller]
     fn copy_inputs(&self, op: &'static str, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let _tag = memory::scope::enter_tag(Tag::Input);
         let own = inputs.iter().map(|input| {
             if input.device() != self {
-                let (left, right) = (self.to_string(), input.device().to_string());
-                return Err(Error::Device { op, left, right });
+                return Err(Error::device(op, self, input.device()));
             }
             input.detach().copy()
         });
@@ -358,6 +361,7 @@ fn output_storages(outputs: &impl CaptureOutputs) -> Option<Vec<Weak<Storage>>> 
 }
 
 /// Fails if the step frees memory that existed before it, because a replay would not find that memory.
+#[track_caller]
 fn check_freed_memory(placements: &[Option<(usize, u64)>], buffers: &[RecordedBuffer]) -> Result<()> {
     let mut placed = placements.iter().zip(buffers).filter(|(placement, _)| placement.is_some());
     let Some((_, freed)) = placed.find(|(_, m)| !m.is_allocated_by_step) else { return Ok(()) };
@@ -398,6 +402,7 @@ fn relocate_operands(commands: &mut [RecordedCommand], locations: &[Option<(Segm
 /// A tensor of the step that outlives it must be an output or a leaf's gradient. Any other one was stored by
 /// the program, and must be a state that is not updated in place. The same holds for an output of the
 /// previous run that this run reads and does not return, because this run returns a replacement.
+#[track_caller]
 fn check_state_in_place(
     record: &CaptureRecording,
     first: &[Weak<Storage>],
@@ -444,6 +449,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
     /// Runs a step on copies of its inputs and records it. The outputs are returned even if the capture
     /// fails.
     #[doc(hidden)]
+    #[track_caller]
     pub fn record_on_copies(
         device: &Device,
         inputs: &[&Tensor],
@@ -487,6 +493,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         Ok((outputs, captured))
     }
 
+    #[track_caller]
     fn from_recording(
         device: &Device,
         inputs: Vec<Tensor>,
@@ -567,6 +574,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
     ///
     /// # Errors
     /// A step is being captured. A gradient that the step accumulates into was replaced.
+    #[track_caller]
     pub fn replay(&mut self) -> Result<O> {
         let device = self.replay_memory.device.clone();
         device.check_can_enqueue("replay")?;
@@ -638,6 +646,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
     ///
     /// # Errors
     /// Those of [`replay`](Self::replay), and inputs whose number, shape or dtype differs from the capture.
+    #[track_caller]
     pub fn run(&mut self, inputs: &[&Tensor]) -> Result<O> {
         const OP: &str = "run";
         fail_if!(inputs.len() != self.inputs.len();
@@ -684,6 +693,7 @@ impl<O> CapturedStep<O> {
     }
 
     /// Orders the replay after conflicting accesses of other queues, and records its own accesses.
+    #[track_caller]
     fn bind_states(&self, guard: &DispatchGuard<'_>) -> Result<()> {
         for CapturedState { storage, access, slice } in &self.replay_memory.states {
             storage.device.capture_recorder().record_use_by_other(storage, *access);
@@ -695,6 +705,7 @@ impl<O> CapturedStep<O> {
         Ok(())
     }
 
+    #[track_caller]
     fn enqueue_commands(&self, device: &Device) -> Result<()> {
         for RecordedCommand { command: kind, scope, .. } in &self.commands {
             let command = kind.as_command();

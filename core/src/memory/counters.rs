@@ -121,6 +121,8 @@ impl Add for InactiveSplit {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScopedPeaks {
     pub(super) tags: [u64; Tag::COUNT],
+    /// Bytes of each tag when `allocated` was reached.
+    tags_at_peak: [u64; Tag::COUNT],
     pub(super) allocated: u64,
     pub(super) blocks: u64,
     pub(super) reserved: u64,
@@ -129,8 +131,10 @@ pub(super) struct ScopedPeaks {
 impl ScopedPeaks {
     fn merge_max(mut self, other: &Self) -> Self {
         self.tags.iter_mut().zip(other.tags).for_each(|(peak, other)| *peak = other.max(*peak));
+        let latest = if other.allocated >= self.allocated { other } else { &self };
         Self {
             tags: self.tags,
+            tags_at_peak: latest.tags_at_peak,
             allocated: self.allocated.max(other.allocated),
             blocks: self.blocks.max(other.blocks),
             reserved: self.reserved.max(other.reserved),
@@ -150,6 +154,8 @@ pub(super) struct PoolCounters {
     /// At other times, active equals allocated.
     active_peaks: [[u64; 3]; 2],
     tags: [TagCounter; Tag::COUNT],
+    /// Bytes of each tag at the last peak of `bytes`, saved by the first free after the peak.
+    tags_at_peak: [u64; Tag::COUNT],
     /// Memory of the program, which is not part of any other counter.
     pub(super) external: Stat,
     segment: PoolStat,
@@ -220,6 +226,9 @@ impl PoolCounters {
 
     #[inline]
     pub(super) fn record_free(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
+        if self.bytes.total() == self.bytes.all.peak {
+            self.tags_at_peak = self.by_tag();
+        }
         self.blocks.sub(small, 1);
         self.bytes.sub(small, size);
         self.requested.sub(small, requested);
@@ -283,12 +292,18 @@ impl PoolCounters {
         self.tags.map(|tag| tag.stat.current)
     }
 
+    /// Returns the bytes of each tag at the last peak of the allocated bytes. A peak that no free has ended is now.
+    fn tags_at_peak(&self) -> [u64; Tag::COUNT] {
+        if self.bytes.total() == self.bytes.all.peak { self.by_tag() } else { self.tags_at_peak }
+    }
+
     /// Begins to count the peaks of a part of the program, until
     /// [`end_scoped_peaks`](Self::end_scoped_peaks).
     pub(super) fn begin_scoped_peaks(&mut self) {
         self.outer_peaks = Some(self.current_peaks());
         self.set_peaks(&ScopedPeaks {
             tags: self.by_tag(),
+            tags_at_peak: self.by_tag(),
             allocated: self.allocated(),
             blocks: self.blocks.total(),
             reserved: self.reserved(),
@@ -306,6 +321,7 @@ impl PoolCounters {
     fn current_peaks(&self) -> ScopedPeaks {
         ScopedPeaks {
             tags: self.tags.map(|tag| tag.stat.peak),
+            tags_at_peak: self.tags_at_peak(),
             allocated: self.bytes.all.peak,
             blocks: self.blocks.all.peak,
             reserved: self.reserved_bytes.all.peak,
@@ -318,6 +334,7 @@ impl PoolCounters {
         }
         (self.bytes.all.peak, self.blocks.all.peak) = (marks.allocated, marks.blocks);
         self.reserved_bytes.all.peak = marks.reserved;
+        self.tags_at_peak = marks.tags_at_peak;
     }
 
     /// Returns statistics with the values counted here; all others are those of `totals`.
@@ -349,6 +366,7 @@ impl PoolCounters {
             oversize_segments: self.oversize_segments,
             pending_bytes: self.pending_bytes(),
             tags,
+            tags_at_peak: self.tags_at_peak(),
             ..totals
         }
     }

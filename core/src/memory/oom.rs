@@ -2,10 +2,9 @@
 //! advice.
 
 use std::fmt;
-use std::panic::Location;
 
 use super::batch::{BatchEstimate, FittingBatch};
-use super::scope::{ModulePath, Tag};
+use super::scope::{CallSite, ModulePath, Tag};
 use super::source::DeviceProcess;
 use super::stats::Bytes;
 
@@ -18,7 +17,7 @@ pub struct OutOfMemory {
     /// The requesting operation; empty if none was named.
     pub op: &'static str,
     /// The line of the program that called the operation, or the module around it.
-    pub site: Option<&'static Location<'static>>,
+    pub site: CallSite,
     /// The requesting module.
     pub module: ModulePath,
     /// Purpose of the requested memory.

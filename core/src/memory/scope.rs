@@ -170,6 +170,9 @@ static MODULE_PATHS: LazyLock<RwLock<ModulePathTable>> = LazyLock::new(|| {
     })
 });
 
+/// A line of the program, where one is known.
+pub type CallSite = Option<&'static Location<'static>>;
+
 /// Values of this thread's scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
@@ -180,7 +183,7 @@ pub struct Scope {
     /// The operation that runs; empty outside of any.
     pub op: &'static str,
     /// The line that called the outermost operation or module; outside of any, the line of the request.
-    pub site: Option<&'static Location<'static>>,
+    pub site: CallSite,
 }
 
 impl Scope {
@@ -198,7 +201,7 @@ impl Scope {
 }
 
 /// The operation, and the line that called the outermost one.
-type OpSite = (&'static str, Option<&'static Location<'static>>);
+type OpSite = (&'static str, CallSite);
 
 thread_local! {
     static CURRENT_TAG: ScopedLocal<Cell<Tag>> = const { ScopedLocal::new(Cell::new(Scope::NONE.tag)) };
@@ -212,6 +215,14 @@ thread_local! {
 pub fn current() -> Scope {
     let (op, site) = CURRENT_OP.current();
     Scope { tag: CURRENT_TAG.current(), module: CURRENT_MODULE.current(), op, site }
+}
+
+/// Returns the line that called the outermost operation or module; outside of any, the line of the caller.
+#[must_use]
+#[track_caller]
+#[inline]
+pub fn call_site() -> CallSite {
+    CURRENT_OP.current().1.or(Some(Location::caller()))
 }
 
 /// Returns the running operation, which errors of a function that it calls should name, or the function's own `name`
@@ -275,8 +286,14 @@ pub fn enter_module(name: &str) -> ScopeGuard {
 /// running.
 #[track_caller]
 pub fn enter_op(name: &'static str) -> ScopeGuard {
-    let site = CURRENT_OP.current().1.or(Some(Location::caller()));
-    ScopeGuard::new(None, None, Some((name, site)))
+    ScopeGuard::new(None, None, Some((name, call_site())))
+}
+
+/// Records the caller's line for the operations and errors of a function that is no operation itself, unless an
+/// operation or module is already running.
+#[track_caller]
+pub fn enter_call() -> ScopeGuard {
+    ScopeGuard::new(None, None, Some((CURRENT_OP.current().0, call_site())))
 }
 
 /// Enters a scope that was captured earlier, such as that of a recorded operation, for its gradient.

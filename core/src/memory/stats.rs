@@ -98,6 +98,9 @@ pub struct Stats {
     pub largest_free: u64,
     /// Bytes allocated for each tag, in the order of [`Tag::ALL`]. [`Tag::External`] is not part of the totals.
     pub tags: [Stat; Tag::COUNT],
+    /// Bytes of each tag at the moment of the peak of the allocated bytes, which is their sum. The peaks in
+    /// `tags` may be of other moments.
+    pub tags_at_peak: [u64; Tag::COUNT],
     /// Requests for which all idle memory was released before growing again.
     pub num_alloc_retries: u64,
     /// Requests that failed.
@@ -194,6 +197,9 @@ impl Stats {
         for tag in Tag::ALL {
             put(&format!("tag_bytes.{tag}"), &self.tag(tag));
         }
+        for tag in Tag::ALL {
+            map.insert(format!("tag_bytes.{tag}.at_peak"), self.tags_at_peak[tag as usize]);
+        }
         let scalars = [
             ("pending_bytes", self.pending_bytes),
             ("library_bytes", self.library_bytes),
@@ -261,7 +267,7 @@ impl ReclaimStats {
 
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rule = "-".repeat(74);
+        let rule = "-".repeat(86);
         writeln!(f, "{rule}")?;
         let kind = if self.expandable_segments { "virtual memory" } else { "plain segments" };
         writeln!(
@@ -270,16 +276,17 @@ impl fmt::Display for Stats {
             self.num_ooms, self.num_alloc_retries, self.num_device_alloc, self.num_device_free
         )?;
         writeln!(f, "{rule}")?;
-        writeln!(f, "{:<24}{:>12}{:>12}{:>13}{:>13}", "", "current", "peak", "allocated", "freed")?;
-        let mut bytes = |name: &str, stat: &Stat| {
-            writeln!(
-                f,
-                "{name:<24}{:>12}{:>12}{:>13}{:>13}",
-                Bytes(stat.current),
-                Bytes(stat.peak),
-                Bytes(stat.allocated),
-                Bytes(stat.freed)
-            )
+        let columns = ["current", "peak", "allocated", "freed", "at peak"];
+        let [current, peak, allocated, freed, at_peak] = columns;
+        writeln!(f, "{:<24}{current:>12}{peak:>12}{allocated:>13}{freed:>13}{at_peak:>12}", "")?;
+        let mut bytes = |name: &str, stat: &Stat, at_peak: Option<u64>| {
+            let Stat { current, peak, allocated, freed } = *stat;
+            let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(Bytes);
+            write!(f, "{name:<24}{current:>12}{peak:>12}{allocated:>13}{freed:>13}")?;
+            match at_peak {
+                Some(at_peak) => writeln!(f, "{:>12}", Bytes(at_peak)),
+                None => writeln!(f),
+            }
         };
         let tables = [
             ("allocated", &self.allocated_bytes),
@@ -289,14 +296,14 @@ impl fmt::Display for Stats {
             ("non-releasable", &self.inactive_split_bytes),
         ];
         for (name, stat) in tables {
-            bytes(name, &stat.all)?;
-            bytes("  large pool", &stat.large_pool)?;
-            bytes("  small pool", &stat.small_pool)?;
+            bytes(name, &stat.all, None)?;
+            bytes("  large pool", &stat.large_pool, None)?;
+            bytes("  small pool", &stat.small_pool, None)?;
         }
         for tag in Tag::ALL {
             let stat = self.tag(tag);
             if stat.peak > 0 {
-                bytes(&format!("  tag {tag}"), &stat)?;
+                bytes(&format!("  tag {tag}"), &stat, Some(self.tags_at_peak[tag as usize]))?;
             }
         }
         writeln!(f, "{:<24}{:>12}", "pending", Bytes(self.pending_bytes))?;

@@ -650,10 +650,10 @@ fn a_table_and_a_line_show_the_figures() -> Result<()> {
     pool.free(block);
     insta::assert_snapshot!(pool.stats().summary(), @"allocated 1.0 KiB, reserved 102.0 MiB, peak 100.0 MiB");
     insta::assert_snapshot!(pool.stats(), @r"
-    --------------------------------------------------------------------------
+    --------------------------------------------------------------------------------------
     memory (plain segments)   out of memory: 0   retries: 0   device calls: 2 + 0
-    --------------------------------------------------------------------------
-                                 current        peak    allocated        freed
+    --------------------------------------------------------------------------------------
+                                 current        peak    allocated        freed     at peak
     allocated                    1.0 KiB   100.0 MiB    100.0 MiB    100.0 MiB
       large pool                     0 B   100.0 MiB    100.0 MiB    100.0 MiB
       small pool                 1.0 KiB     1.0 KiB      1.0 KiB          0 B
@@ -669,15 +669,45 @@ fn a_table_and_a_line_show_the_figures() -> Result<()> {
     non-releasable               2.0 MiB     2.0 MiB      2.0 MiB          0 B
       large pool                     0 B         0 B          0 B          0 B
       small pool                 2.0 MiB     2.0 MiB      2.0 MiB          0 B
-      tag gradient                   0 B   100.0 MiB    100.0 MiB    100.0 MiB
-      tag other                  1.0 KiB     1.0 KiB      1.0 KiB          0 B
+      tag gradient                   0 B   100.0 MiB    100.0 MiB    100.0 MiB   100.0 MiB
+      tag other                  1.0 KiB     1.0 KiB      1.0 KiB          0 B     1.0 KiB
     pending                          0 B
     allocations                        1           2            2            1
     active blocks                      1           2            2            1
     segments                           2           2            2            0
     non-releasable blocks              1           1            1            0
-    --------------------------------------------------------------------------
+    --------------------------------------------------------------------------------------
     ");
+    Ok(())
+}
+
+#[test]
+fn tags_at_the_peak_add_up_to_the_peak() -> Result<()> {
+    let (pool, _source) = plain_pool(1024, "")?;
+    let at_peak = |tag: Tag| pool.stats().tags_at_peak[tag as usize] / MIB;
+    let adds_up = || assert_eq!(pool.stats().tags_at_peak.iter().sum::<u64>(), pool.stats().peak_allocated());
+    let alloc = |mib: u64, tag: Tag| pool.alloc(Request::new(mib * MIB).tag(tag));
+    let weights = alloc(10, Tag::Parameter)?;
+    let activations = alloc(30, Tag::Activation)?;
+    adds_up();
+    pool.free(activations);
+    // The peak of gradients is later, and lower in all.
+    let gradients = alloc(20, Tag::Gradient)?;
+    adds_up();
+    assert_eq!((at_peak(Tag::Parameter), at_peak(Tag::Activation), at_peak(Tag::Gradient)), (10, 30, 0));
+    assert_eq!(pool.stats().tag(Tag::Gradient).peak, 20 * MIB);
+    // A new peak, while it lasts and afterwards.
+    let state = alloc(40, Tag::OptimizerState)?;
+    adds_up();
+    pool.free(gradients);
+    pool.free(state);
+    assert_eq!((at_peak(Tag::Activation), at_peak(Tag::Gradient), at_peak(Tag::OptimizerState)), (0, 20, 40));
+    adds_up();
+    pool.reset_peak_stats();
+    adds_up();
+    assert_eq!(pool.stats().to_map()["tag_bytes.parameter.at_peak"], 10 * MIB);
+    pool.free(weights);
+    adds_up();
     Ok(())
 }
 

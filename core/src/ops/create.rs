@@ -153,8 +153,7 @@ impl Tensor {
     /// Copies a tensor of device `from` to device `to`. A gradient of another device is an error of its operation.
     fn move_between(&self, from: &Device, to: &Device) -> Result<Self> {
         if self.device() != from {
-            let (left, right) = (from.to_string(), self.device().to_string());
-            return Err(Error::Device { op: "to_device", left, right });
+            return Err(Error::device("to_device", from, self.device()));
         }
         self.copy_to_other_device(to)
     }

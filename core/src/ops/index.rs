@@ -687,12 +687,7 @@ impl Tensor {
     /// # Errors
     /// `index` has more than one dimension, or `value` at least one. The dtype cannot hold the scalar.
     #[track_caller]
-    pub fn index_fill<'a>(
-        &self,
-        dim: isize,
-        index: &Tensor,
-        value: impl Into<Operand<'a>>,
-    ) -> Result<Tensor> {
+    pub fn index_fill<'a>(&self, dim: isize, index: &Tensor, value: impl IntoOperand<'a>) -> Result<Tensor> {
         self.index_fill_to(dim, index, value.into(), ScatterTarget::Copy)
     }
 

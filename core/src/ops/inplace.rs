@@ -149,7 +149,7 @@ impl Tensor {
     /// # Errors
     /// The tensor is a leaf that requires a gradient while recording. See also [`index_fill`](Self::index_fill).
     #[track_caller]
-    pub fn index_fill_<'a>(&self, dim: isize, index: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
+    pub fn index_fill_<'a>(&self, dim: isize, index: &Tensor, value: impl IntoOperand<'a>) -> Result<()> {
         let value = value.into();
         let inputs: SmallVec<[&Tensor; 1]> = value.as_tensor().into_iter().collect();
         scatter_in_place("index_fill_", self, &inputs, |x, to| x.index_fill_to(dim, index, value, to))

@@ -14,6 +14,7 @@ use crate::ops::prelude::*;
 const WORKGROUP_COLUMNS: usize = 32;
 
 /// Returns the leading extents and n of square matrices \[lead.., n, n\].
+#[track_caller]
 pub(super) fn check_square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
     match check_matrices(op, x)? {
         BatchedMatrixShape { batch_shape: lead, m, n } if m == n => Ok((lead, n)),

@@ -27,6 +27,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
+    #[track_caller]
     pub(super) fn apply(self, losses: &Tensor) -> Result<Tensor> {
         match self {
             Self::None => Ok(losses.clone()),
@@ -37,6 +38,7 @@ impl Reduction {
     }
 }
 
+#[track_caller]
 pub(super) fn apply_weight_and_reduce(
     losses: Tensor,
     weight: Option<&Tensor>,
@@ -198,6 +200,7 @@ impl Tensor {
     }
 
     /// Computes the Huber loss without a selection, so that infinite differences have finite gradients.
+    #[track_caller]
     fn huber_elements(&self, target: &Tensor, delta: f64) -> Result<Tensor> {
         let d = self.sub(target)?.abs()?;
         let clamped = d.clamp_max(delta)?;
@@ -349,6 +352,7 @@ impl Tensor {
         dispatch_in_f32!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
         let shape =
             crate::tensor::layout::broadcast_shapes("cosine_similarity", &[self.shape(), other.shape()])?;
+        let _call = memory::scope::enter_call();
         // As in PyTorch, the clamp of lengths is not recorded: the gradient is that of the length.
         let unit = |t: &Tensor| {
             let t = t.broadcast_to(&shape)?;
@@ -403,6 +407,7 @@ impl Tensor {
         });
         fail_if!(margin.is_nan() || margin <= 0.0;
             argument("triplet_margin_loss"), "margin {margin} is not positive");
+        let _call = memory::scope::enter_call();
         let norm = PairwiseDistanceOptions { p, ..Default::default() };
         let distance = |a: &Tensor, b: &Tensor| a.pairwise_distance(b, &norm);
         let options = TripletMarginWithDistanceLossOptions { margin, swap, reduction };

@@ -34,6 +34,7 @@ fn last_two(shape: &[usize]) -> (usize, usize) {
 }
 
 /// Checks that the operands are on one device and have the same type, which must support products.
+#[track_caller]
 pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     a.check_same_device(op, b)?;
     launch::check_computable(op, a)?;
@@ -284,6 +285,7 @@ fn add_matmul(
 }
 
 /// Fails if a tensor does not have the number of dimensions that an operation takes.
+#[track_caller]
 fn check_ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)]) -> Result<()> {
     if pairs.iter().all(|(t, rank)| t.rank() == *rank) {
         return Ok(());

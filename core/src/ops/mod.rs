@@ -50,7 +50,7 @@ pub use conv::pool::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions};
 pub use conv::spatial::check_at_least;
 pub use conv::spatial::{ConvolutionOptions, IntoSpatial, Padding, TransposedConvolutionOptions};
 pub use elementwise::activation::RreluOptions;
-pub use elementwise::pointwise::Operand;
+pub use elementwise::pointwise::{IntoOperand, Operand};
 pub use elementwise::unary::NanToNumOptions;
 pub use index::ScatterOp;
 pub use index::embedding::EmbeddingOptions;

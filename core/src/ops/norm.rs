@@ -149,6 +149,7 @@ pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
 }
 
 /// Fails unless `t` is a float that is read with `x`. It may be f64 only if x is f64.
+#[track_caller]
 pub(super) fn check_second_float(op: &'static str, x: &Tensor, t: &Tensor) -> Result<()> {
     if x.dtype() == DType::F64 { check_is_f64(op, t).map(drop) } else { check_f32_f16_bf16(op, t) }
 }
@@ -189,6 +190,7 @@ pub(super) fn prepare_parameter(
 }
 
 /// Returns the batch, the channels and the product of the other extents of a tensor.
+#[track_caller]
 pub(super) fn channel_dims(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
     match x.shape() {
         [batch, channels, space @ ..] => Ok((*batch, *channels, space.iter().product())),
@@ -197,6 +199,7 @@ pub(super) fn channel_dims(op: &'static str, x: &Tensor) -> Result<(usize, usize
 }
 
 /// Checks the running statistics of x's channels. They may be f64 only if x is f64.
+#[track_caller]
 pub(super) fn check_running_stats(
     op: &'static str,
     x: &Tensor,

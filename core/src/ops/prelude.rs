@@ -11,7 +11,7 @@ pub(crate) use crate::check::{self, with_defaults};
 pub(crate) use crate::dtype::DType;
 pub(crate) use crate::error::{Error, Result, fail, fail_if};
 pub(crate) use crate::memory::{self, Tag};
-pub(crate) use crate::ops::elementwise::pointwise::Operand;
+pub(crate) use crate::ops::elementwise::pointwise::{IntoOperand, Operand};
 pub(crate) use crate::ops::index::select;
 pub(crate) use crate::ops::kernel::heuristics::VEC4_WIDTH;
 pub(crate) use crate::ops::kernel::index_check::{IndexRange, check_in_range};

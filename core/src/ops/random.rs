@@ -53,6 +53,7 @@ fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
 /// # Errors
 /// A bound exceeds the type's range, or the type has no value in between.
 #[doc(hidden)]
+#[track_caller]
 pub fn representable_range(
     op: &'static str,
     low: f64,
@@ -151,6 +152,7 @@ fn fill_random(
     Ok(out)
 }
 
+#[track_caller]
 fn check_float_dtype(op: &'static str, dtype: DType) -> Result<()> {
     if dtype.is_float() { Ok(()) } else { Err(Error::dtype(op, dtype, "fills floats; use `randint`")) }
 }
@@ -405,7 +407,7 @@ impl Tensor {
     /// # Errors
     /// See [`uniform_`](Self::uniform_). `p` is not a probability, or is a tensor of another dtype than floats.
     #[track_caller]
-    pub fn bernoulli_<'a>(&self, p: impl Into<Operand<'a>>) -> Result<()> {
+    pub fn bernoulli_<'a>(&self, p: impl IntoOperand<'a>) -> Result<()> {
         const OP: &str = "bernoulli_";
         let p: Operand<'_> = p.into();
         run_composite(OP, || match p {

@@ -83,15 +83,13 @@ pub(crate) struct ReduceDims {
 
 impl ReduceDims {
     /// Resolves the dimensions, where an empty list means all.
+    #[track_caller]
     pub(crate) fn new(op: &'static str, shape: &[usize], dims: &[isize]) -> Result<Self> {
         let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), shape.len());
         for &dim in dims {
             let d = normalize_dim(op, dim, shape.len())?;
-            if let Some(slot) = reduced.get_mut(d)
-                && std::mem::replace(slot, true)
-            {
-                return Err(Error::argument(op, format!("dimension {dim} appears twice in {dims:?}")));
-            }
+            let repeats = reduced.get_mut(d).is_some_and(|slot| std::mem::replace(slot, true));
+            fail_if!(repeats; argument(op), "dimension {dim} appears twice in {dims:?}");
         }
         Ok(Self::from_mask(shape, reduced))
     }
@@ -771,6 +769,7 @@ impl Tensor {
         self.reduce_to_index(&ARGMIN, single_dim("argmin", dim)?, keepdim)
     }
 
+    #[track_caller]
     fn reduce_to_bool(&self, op: &'static ReduceOp, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         let axes = ReduceDims::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &axes, keepdim, DType::U32, DType::Bool, ReduceArgs::default())?;
@@ -783,8 +782,7 @@ impl Tensor {
         self.reduce_to_bool(&ANY, &reduction_dims(dims), keepdim)
     }
 
-    /// Tests whether all elements over `dims` (all if there are none) are nonzero. u8 gives u8, as in
-    /// PyTorch.
+    /// Tests whether all elements over `dims` (all if there are none) are nonzero. u8 gives u8, as in PyTorch.
     #[track_caller]
     pub fn all(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         self.reduce_to_bool(&ALL, &reduction_dims(dims), keepdim)

@@ -190,8 +190,12 @@ fn exchange_parts(x: &Tensor, cuts: &[Cut]) -> Result<Tensor> {
 }
 
 /// Normalizes dimensions, and fails if one is repeated.
+#[track_caller]
 pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Result<Dims> {
-    let normalized = dims.iter().map(|&d| normalize_dim(op, d, rank)).collect::<Result<Dims>>()?;
+    let mut normalized = Dims::with_capacity(dims.len());
+    for &d in dims {
+        normalized.push(normalize_dim(op, d, rank)?);
+    }
     fail_if!(normalized.iter().enumerate().any(|(k, d)| normalized[..k].contains(d));
         argument(op), "{dims:?} names a dimension twice");
     Ok(normalized)

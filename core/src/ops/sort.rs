@@ -262,6 +262,7 @@ fn sorted_positions(op: &'static str, x: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns the extent of a dimension, which must not be empty.
+#[track_caller]
 pub(super) fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
     let n = extent_or_one(x, d);
     fail_if!(n == 0; shape(op, [x]), "dimension {d} has no elements to choose from");

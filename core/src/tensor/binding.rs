@@ -47,6 +47,7 @@ pub(crate) fn bind_for_kernel<'a>(
 
 /// Binds the memory of tensors of one device, in order. This thread enqueues one operation on all of the
 /// memory while it holds the result. Offloaded tensors are brought back to the device first.
+#[track_caller]
 pub(crate) fn bind_tensors<'a, T>(tensors: T) -> Result<BoundTensors<'a>>
 where
     T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,

@@ -230,6 +230,7 @@ impl Tensor {
         }
     }
 
+    #[track_caller]
     fn check_element<T: Element>(&self) -> Result<()> {
         fail_if!(T::DTYPE != self.dtype();
             dtype("to_vec", self.dtype()), "requested as {}; cast first", T::DTYPE);
@@ -311,12 +312,14 @@ impl Tensor {
     }
 
     /// Returns the elements of an integer tensor. Waits for the device.
+    #[track_caller]
     pub(crate) fn to_integers(&self) -> Result<Vec<i64>> {
         let integers = decode_integers(&self.detach().to_bytes()?, self.dtype());
         integers
             .ok_or_else(|| Error::dtype("to_integers", self.dtype(), "takes integers; cast with `to_dtype`"))
     }
 
+    #[track_caller]
     fn check_scalar(&self, op: &'static str) -> Result<()> {
         fail_if!(self.numel() != 1; shape(op, [self]), "takes a tensor of one element");
         Ok(())

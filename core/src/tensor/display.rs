@@ -31,21 +31,25 @@ impl fmt::Display for Tensor {
     /// Reads the elements, which waits for the device. If the read fails, prints the reason instead.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let precision = f.precision().unwrap_or(PRECISION);
-        f.write_str(&format_tensor(self, precision))
+        f.write_str(&format_tensor(self, precision, true))
     }
 }
 
 impl fmt::Debug for Tensor {
-    /// Prints the text of [`Display`](fmt::Display).
+    /// Prints the text of [`Display`](fmt::Display). Of a tensor that `Display` would shorten, prints the shape without
+    /// elements, so that a struct of weights stays readable.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        let precision = f.precision().unwrap_or(PRECISION);
+        f.write_str(&format_tensor(self, precision, false))
     }
 }
 
-fn format_tensor(tensor: &Tensor, precision: usize) -> String {
+/// Formats a tensor; a long one with its edges, or with its shape alone.
+fn format_tensor(tensor: &Tensor, precision: usize, has_edges: bool) -> String {
     let shape = tensor.shape();
     let mut suffixes = vec![format!("device='{}'", tensor.device())];
     let plain = matches!(tensor.dtype(), DType::F32 | DType::I64 | DType::Bool);
+    let shorten = tensor.numel() > SUMMARIZE_THRESHOLD;
     let elements = if tensor.numel() == 0 {
         if shape.len() != 1 {
             suffixes.push(format!("shape={shape:?}"));
@@ -54,8 +58,13 @@ fn format_tensor(tensor: &Tensor, precision: usize) -> String {
             suffixes.push(format!("dtype={}", tensor.dtype()));
         }
         "[]".to_owned()
+    } else if shorten && !has_edges {
+        suffixes.push(format!("shape={shape:?}"));
+        if !plain {
+            suffixes.push(format!("dtype={}", tensor.dtype()));
+        }
+        "...".to_owned()
     } else {
-        let shorten = tensor.numel() > SUMMARIZE_THRESHOLD;
         match read_printed_values(tensor, shorten) {
             Ok((values, shape)) => {
                 if !plain {

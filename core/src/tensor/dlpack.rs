@@ -233,6 +233,7 @@ impl DlpackTensor {
     }
 
     /// Returns the extents, and the strides in elements unless the tensor is contiguous.
+    #[track_caller]
     fn layout(&self) -> Result<(Vec<usize>, Option<&[i64]>)> {
         let &DlTensor { ndim, shape, strides, .. } = self.tensor();
         let Some(count) = usize::try_from(ndim).ok().filter(|&count| count <= MAX_DIMS) else {
@@ -325,6 +326,7 @@ fn to_dl_type(dtype: DType) -> DlDataType {
     DlDataType { code, bits: 8 * dtype.size() as u8, lanes: 1 }
 }
 
+#[track_caller]
 fn from_dl_type(found: DlDataType) -> Result<DType> {
     let known = TYPES.iter().map(|(dtype, _)| *dtype).find(|&dtype| to_dl_type(dtype) == found);
     known.ok_or_else(|| {
@@ -430,18 +432,21 @@ fn foreign_queue(op: &'static str, device: &Device) -> Result<Arc<dyn Backend>> 
     Ok(Arc::clone(backend))
 }
 
+#[track_caller]
 fn require_foreign<'a>(
     op: &'static str,
     device: &Device,
     backend: &'a Arc<dyn Backend>,
 ) -> Result<&'a dyn ForeignAccess> {
-    backend.foreign_access().ok_or_else(|| Error::Unsupported {
-        op,
-        device: device.to_string(),
-        reason: "its buffers have no address that other libraries can use; copy through the host with \
-                 `to_dlpack_host`, or use a CUDA device"
-            .into(),
-    })
+    match backend.foreign_access() {
+        Some(access) => Ok(access),
+        None => Err(Error::unsupported(
+            op,
+            device,
+            "its buffers have no address that other libraries can use; copy through the host with \
+             `to_dlpack_host`, or use a CUDA device",
+        )),
+    }
 }
 
 impl Device {
@@ -458,6 +463,7 @@ impl Device {
     ///
     /// # Errors
     /// The device has no streams that other libraries can use.
+    #[track_caller]
     pub fn dlpack_stream(&self) -> Result<u64> {
         self.flush()?;
         let backend = foreign_queue("dlpack_stream", self)?;
@@ -474,6 +480,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor is not contiguous or requires a gradient, or the device has no memory that other libraries can use.
+    #[track_caller]
     pub fn to_dlpack(&self) -> Result<DlpackTensor> {
         self.export(None, |foreign_device| foreign_device.synchronize())
     }
@@ -505,6 +512,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor requires a gradient.
+    #[track_caller]
     pub fn to_dlpack_host(&self) -> Result<DlpackTensor> {
         self.check_exportable()?;
         let bytes = self.to_bytes()?;
@@ -516,6 +524,7 @@ impl Tensor {
         Ok(Export::publish(self, data, host, DL_IS_COPIED, ExportOwner::Host { _words: words }))
     }
 
+    #[track_caller]
     fn check_exportable(&self) -> Result<()> {
         fail_if!(self.requires_grad();
             argument("to_dlpack"), "the tensor requires a gradient, which other libraries do not see; call `detach` first");

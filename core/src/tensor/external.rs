@@ -134,6 +134,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor is not contiguous.
+    #[track_caller]
     pub fn pin_for_read(&self) -> Result<PinnedSlice> {
         self.pin_slice(Access::Read)
     }
@@ -143,10 +144,12 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor is not contiguous.
+    #[track_caller]
     pub fn pin_for_write(&self) -> Result<PinnedSlice> {
         self.pin_slice(Access::Write)
     }
 
+    #[track_caller]
     fn pin_slice(&self, access: Access) -> Result<PinnedSlice> {
         fail_if!(!self.is_contiguous();
             argument("pin"), "expected a contiguous tensor, got shape {:?} with strides {:?}; call `contiguous` first",
@@ -164,6 +167,7 @@ impl Tensor {
     }
 }
 
+#[track_caller]
 fn check_slice(op: &'static str, slice: &Slice, bytes: u64, device: &Device) -> Result<()> {
     let alignment = device.backend().limits().alignment;
     fail_if!(!slice.offset.is_multiple_of(alignment);

@@ -80,6 +80,7 @@ impl<A: HostArray> HostArray for [A] {
         extents
     }
 
+    #[track_caller]
     fn append_to(&self, extents: &[usize], values: &mut Vec<<A::Item as HostElement>::Stored>) -> Result<()> {
         fail_if!(extents.first() != Some(&self.len());
             argument("new"), "lists of one dimension have {} and {} entries, expected equal lengths",

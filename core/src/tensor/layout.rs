@@ -75,6 +75,7 @@ pub fn checked_numel(shape: &[usize]) -> Option<usize> {
 }
 
 /// Fails if the extents multiply to more than [`MAX_VIEW_NUMEL`].
+#[track_caller]
 pub(crate) fn check_view_numel(op: &'static str, shape: &[usize]) -> Result<()> {
     fail_if!(checked_numel(shape).is_none();
         argument(op), "the extents of shape {shape:?} multiply to more than 2^{MAX_VIEW_NUMEL_LOG2}, the most that a tensor may name");
@@ -94,6 +95,7 @@ pub fn tensor_numel(shape: &[usize]) -> Option<usize> {
 ///
 /// # Errors
 /// Two extents differ and neither is 1.
+#[track_caller]
 pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
     if let Some((first, rest)) = shapes.split_first()
         && rest.iter().all(|shape| shape == first)
@@ -124,6 +126,7 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
 ///
 /// # Errors
 /// `dim` is outside `-rank..rank`.
+#[track_caller]
 pub fn normalize_dim(op: &'static str, dim: isize, rank: usize) -> Result<usize> {
     let bound = rank.max(1) as isize;
     if dim < -bound || dim >= bound {
@@ -226,6 +229,7 @@ impl Layout {
     }
 
     /// Expands the layout to `shape` with strides of 0.
+    #[track_caller]
     pub fn broadcast_to(&self, op: &'static str, shape: &[usize]) -> Result<Self> {
         if shape == self.shape() {
             return Ok(self.clone());

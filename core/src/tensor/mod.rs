@@ -120,6 +120,7 @@ impl Tensor {
     }
 
     /// Returns the shape and the bytes of a new tensor. Errors name the operation that the user called, or `name`.
+    #[track_caller]
     fn check_new(
         name: &'static str,
         extents: &[isize],
@@ -128,11 +129,7 @@ impl Tensor {
     ) -> Result<(Dims, u64)> {
         let op = || crate::memory::scope::current_op_or(name);
         if !device.supports_dtype(dtype) {
-            return Err(Error::Unsupported {
-                op: op(),
-                device: device.to_string(),
-                reason: format!("the adapter has no {dtype}; use f32"),
-            });
+            return Err(Error::unsupported(op(), device, format!("the adapter has no {dtype}; use f32")));
         }
         // The name of the operation is looked up for errors only.
         let shape = match shape::explicit_shape(extents) {
@@ -168,6 +165,7 @@ impl Tensor {
     }
 
     /// Returns the extent of one dimension. Negative dimensions count from the end.
+    #[track_caller]
     pub fn dim(&self, dim: isize) -> Result<usize> {
         let d = layout::normalize_dim("dim", dim, self.rank())?;
         Ok(self.shape().get(d).copied().unwrap_or(1))
@@ -476,10 +474,11 @@ impl Tensor {
 
     /// Fails if the other operand is on another device.
     #[doc(hidden)]
+    #[track_caller]
     pub fn check_same_device(&self, op: &'static str, other: &Self) -> Result<()> {
         if self.device() == other.device() {
             return Ok(());
         }
-        Err(Error::Device { op, left: self.device().to_string(), right: other.device().to_string() })
+        Err(Error::device(op, self.device(), other.device()))
     }
 }

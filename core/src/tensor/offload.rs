@@ -87,6 +87,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The backend cannot access host memory, or host memory runs out.
+    #[track_caller]
     pub fn offload_(&self) -> Result<()> {
         self.inner.storage.copy_to_host()?;
         self.inner.storage.evict();
@@ -94,6 +95,7 @@ impl Tensor {
     }
 
     /// Starts to copy the storage back from the host. No-op if the storage is on the device.
+    #[track_caller]
     pub fn prefetch_(&self) -> Result<()> {
         self.inner.storage.copy_to_device()
     }

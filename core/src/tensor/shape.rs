@@ -5,6 +5,7 @@ use smallvec::{Array, SmallVec};
 use super::Dims;
 use super::layout::{checked_numel, numel};
 use crate::error::{Error, Result, fail_if};
+use crate::memory::scope;
 
 /// Extents or dimensions as signed integers, inline up to six.
 pub type Extents = SmallVec<[isize; 6]>;
@@ -157,6 +158,7 @@ pub(crate) fn reduction_dims(dims: impl IntoDims) -> Extents {
 ///
 /// # Errors
 /// Several dimensions are named.
+#[track_caller]
 pub(crate) fn single_dim(op: &'static str, dims: impl IntoDims) -> Result<Option<isize>> {
     match &reduction_dims(dims)[..] {
         [] => Ok(None),
@@ -179,6 +181,7 @@ pub(crate) fn impossible_extent_hint(extents: &[isize]) -> &'static str {
 }
 
 /// Returns the shape of a new tensor, for which no extent can be inferred.
+#[track_caller]
 pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims> {
     let extents = shape.to_extents();
     fail_if!(extents.iter().any(|&n| n < 0);
@@ -192,6 +195,7 @@ pub(crate) fn explicit_shape(extents: &[isize]) -> Option<Dims> {
     is_explicit.then(|| map_extents(extents, |n| n as usize))
 }
 
+#[track_caller]
 pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
     let total = numel(from);
     // The most frequent case: nothing is inferred.
@@ -201,7 +205,8 @@ pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Res
     let known_extents = map_extents(to, |n| if n == -1 { 1 } else { n.max(0) as usize });
     let known_numel = numel(&known_extents);
     let unknown = to.iter().filter(|&&n| n == -1).count();
-    let fail = |rule: String| Err(Error::Reshape { op, rule, from: from.into(), to: to.into() });
+    let location = scope::call_site();
+    let fail = |rule: String| Err(Error::Reshape { op, rule, from: from.into(), to: to.into(), location });
     if to.iter().any(|&n| n < -1) || unknown > 1 {
         let hint = impossible_extent_hint(to);
         return fail(format!("extents are 0 or more, and at most one is -1{hint}"));

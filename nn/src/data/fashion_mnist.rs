@@ -113,6 +113,7 @@ impl FashionMnist {
     }
 
     /// Checks two arrays, each with the path of its file.
+    #[track_caller]
     fn new(
         folder: PathBuf,
         (pixels, path): (IdxArray, PathBuf),

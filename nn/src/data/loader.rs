@@ -140,12 +140,16 @@ impl<D: Dataset> DataLoader<D> {
     /// Starts the loader's thread; batches arrive as `(inputs, targets)` on `device`. The data set's sizes
     /// are fixed at this call. A change of its length is an error in the next epoch, and requires a new loop.
     #[must_use]
+    #[track_caller]
     pub fn prefetch(&self, device: &Device) -> BatchIter<D> {
         self.iterate(device, CAN_BLOCK)
     }
 
     /// Returns the batches, assembled by a thread or by the consumer.
+    #[track_caller]
     fn iterate(&self, device: &Device, on_thread: bool) -> BatchIter<D> {
+        // The first error arrives as a batch, and names the line that asked for the batches.
+        let _call = memory::scope::enter_call();
         let (ready, batches) = sync_channel(self.prefetch_factor.min(MAX_PREFETCH));
         let (recycle, used) = channel();
         let waker = Arc::<WakerSlot>::default();
@@ -185,6 +189,7 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     /// Rejects settings that would make the loop meaningless or endless.
+    #[track_caller]
     pub(crate) fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
         let (n, batch) = (sizes.samples, self.batch_size);
         fail_if!(batch == 0; argument("batches"), "a batch has at least one sample, not 0");
@@ -206,6 +211,7 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     /// Fails if the data set's length has changed since the loop began.
+    #[track_caller]
     fn check_same_length(&self, sizes: &DatasetSizes) -> Result<()> {
         let (before, now) = (sizes.samples, catch_panic("len", || self.data.len())?);
         fail_if!(
@@ -315,6 +321,7 @@ fn try_resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize)
     Ok(())
 }
 
+#[track_caller]
 pub(super) fn host_memory_error(op: &'static str, what: String, error: &TryReserveError) -> Error {
     Error::argument(op, format!("{what} does not fit the host's memory: {error}"))
 }
@@ -324,6 +331,7 @@ fn catch_panic<R>(method: &str, call: impl FnOnce() -> R) -> Result<R> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| panic_error(method, &*panic))
 }
 
+#[track_caller]
 fn panic_error(method: &str, panic: &(dyn Any + Send)) -> Error {
     let message =
         panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
@@ -651,7 +659,7 @@ mod tests {
         for (first, message) in [(10, "unlucky"), (650, "a data set that panics")] {
             let loader = DataLoader::new(Numbers(700)).start_at(LoaderCursor { epoch: 0, batch: first });
             let mut batches = loader.prefetch(&device());
-            let failure = batches.find_map(Result::err).map(|e| e.to_string()).unwrap_or_default();
+            let failure = batches.find_map(Result::err).map(|e| e.message()).unwrap_or_default();
             assert!(failure.contains(message), "{failure}");
             assert!(batches.next().is_none());
         }
@@ -706,7 +714,7 @@ mod tests {
             let data = FaultyDataset { calls: Default::default(), bad, shape: [2] };
             let mut batches = data.batches(2).epochs(2).prefetch(&device());
             let mut all: Vec<_> = batches.by_ref().collect();
-            let last = all.pop().and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
+            let last = all.pop().and_then(Result::err).map(|e| e.message()).unwrap_or_default();
             assert!(last.contains(message), "{message}: {last}");
             assert!(all.len() == good && all.iter().all(Result::is_ok), "{message}: {} batches", all.len());
             assert!(batches.next().is_none(), "{message}");
@@ -737,7 +745,7 @@ mod tests {
     #[test]
     fn invalid_sizes_are_errors() {
         let first = |loader: DataLoader<Numbers>| match loader.prefetch(&device()).next() {
-            Some(Err(e)) => e.to_string(),
+            Some(Err(e)) => e.message(),
             other => format!("{other:?}"),
         };
         assert_eq!(

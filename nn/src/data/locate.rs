@@ -32,6 +32,7 @@ pub(super) fn find_file(files: &[&str], names: &[&str], advice: &str) -> Result<
     search_folders(folder_from_env(), search_roots(), files, names, advice)
 }
 
+#[track_caller]
 fn search_folders(
     named: Option<PathBuf>,
     mut roots: Vec<PathBuf>,

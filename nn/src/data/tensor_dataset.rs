@@ -34,6 +34,7 @@ impl<I: Element, T: Element> TensorDataset<I, T> {
     ///
     /// # Errors
     /// A tensor has no dimension, or the first dimensions differ. `I` or `T` is not the element type.
+    #[track_caller]
     pub fn new(inputs: &Tensor, targets: &Tensor) -> Result<Self> {
         let (x, y) = (inputs.shape(), targets.shape());
         fail_if!(

@@ -29,6 +29,7 @@ impl Text {
     ///
     /// # Errors
     /// The file cannot be read, is not UTF-8, or is empty.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text =
@@ -77,6 +78,7 @@ impl Text {
     ///
     /// # Errors
     /// A character is not in the vocabulary.
+    #[track_caller]
     pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
         let encode_char = |c: char| {
             let index = self.vocabulary.binary_search(&c);
@@ -169,7 +171,7 @@ mod tests {
         assert_eq!(text.vocabulary(), [' ', ',', 'b', 'e', 'n', 'o', 'r', 't']);
         assert_eq!(text.decode(&text.encode("robot, not")?), "robot, not");
         assert_eq!(text.decode(&[0, 99, -1]), " \u{fffd}\u{fffd}");
-        assert!(text.encode("X").is_err_and(|e| e.to_string() == "encode: 'X' does not occur in the text"));
+        assert!(text.encode("X").is_err_and(|e| e.message() == "encode: 'X' does not occur in the text"));
         Ok(())
     }
 

@@ -40,6 +40,7 @@ fn read_maybe_gzipped(mut file: impl BufRead, path: &Path) -> Result<IdxArray> {
     if gzipped { read_array(MultiGzDecoder::new(file), path) } else { read_array(file, path) }
 }
 
+#[track_caller]
 fn read_array(mut file: impl Read, path: &Path) -> Result<IdxArray> {
     let damaged = |message: String| Error::file(path, message);
     let mut word = || {

@@ -113,6 +113,7 @@ pub struct SafetensorsReader<R = BufReader<File>> {
 }
 
 impl<R: Read + Seek> SafetensorsReader<R> {
+    #[track_caller]
     fn new(mut source: R, length: u64, path: &Path) -> Result<Self> {
         let damaged = |message: String| Error::file(path, message);
         let mut take = |bytes: &mut [u8], what: &str| {
@@ -167,6 +168,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
     ///
     /// # Errors
     /// The file has no tensor of this name, its bytes cannot be read, or its element type is not supported.
+    #[track_caller]
     pub fn get_tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
         let Some(entry) = self.entries.get(name) else {
             fail!(file(&self.path), "has no tensor `{name}`; `keys` lists those that it has");
@@ -323,6 +325,7 @@ fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<
 ///
 /// # Errors
 /// The file cannot be written, or a tensor is called `__metadata__`.
+#[track_caller]
 pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> Result<()> {
     let path = path.as_ref();
     // Wide dtypes come first, which keeps every tensor aligned to its element size.

@@ -1,6 +1,6 @@
 //! Activation functions as layers, with PyTorch's names and defaults.
 
-use super::{Module, init};
+use super::{Module, TrainingMode, init};
 use crate::{Device, Result, Tensor};
 use forebay_core::ops::RreluOptions;
 
@@ -109,7 +109,8 @@ impl Softmax2d {
 /// assert_eq!(layer.forward(&Tensor::zeros(&[2, 8, 5], DType::F32, &device)?)?.shape(), [2, 8, 5]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct Prelu {
     /// Slopes, \[1\] or \[channels\].
     pub weight: Tensor,
@@ -127,6 +128,10 @@ impl Prelu {
         })
     }
 
+    fn extra_repr(&self) -> String {
+        format!("num_parameters={}", self.weight.numel())
+    }
+
     /// Applies the function to each element of `x`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -137,13 +142,14 @@ impl Prelu {
 with_defaults! {
     /// x if x > 0, else a random slope times x (Xu et al., 2015). In training, each element draws its slope from
     /// the range. In evaluation, the slope is the middle of the range.
-    #[derive(Debug, Module)]
+    #[derive(Module)]
+    #[module(debug)]
     pub struct Rrelu {
         /// Lower bound of the slope; PyTorch's default is 1/8.
         pub lower: f64 = 1.0 / 8.0,
         /// Upper bound of the slope; PyTorch's default is 1/3.
         pub upper: f64 = 1.0 / 3.0,
-        training: std::sync::atomic::AtomicBool = true.into(),
+        training: TrainingMode = TrainingMode::new(),
     }
 }
 
@@ -152,6 +158,6 @@ impl Rrelu {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let &Self { lower, upper, ref training } = self;
-        x.rrelu(&RreluOptions { lower, upper, training: super::is_training(training) })
+        x.rrelu(&RreluOptions { lower, upper, training: training.is_on() })
     }
 }

@@ -18,7 +18,8 @@ use crate::{Device, Result, Tensor, fail_if};
 /// assert_eq!(softmax.log_prob(&x)?.shape(), [8, 1000]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct AdaptiveLogSoftmaxWithLoss {
     /// Scores of the frequent classes and of the clusters.
     pub head: Linear,
@@ -82,6 +83,7 @@ impl AdaptiveLogSoftmaxWithLoss {
         })
     }
 
+    #[track_caller]
     fn forward_batch(&self, op: &'static str, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
         fail_if!(
             x.rank() != 2 || target.shape() != &x.shape()[..1];

@@ -5,7 +5,8 @@ use crate::{Device, Result, Tensor, fail_if};
 use forebay_core::ops::AttentionOptions;
 
 /// Multi-head self-attention as in GPT-2: a projection to queries, keys and values, and one of the output.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct SelfAttention {
     /// Projection from \[features\] to queries, keys and values, concatenated: \[3 · features\].
     pub qkv: Linear,

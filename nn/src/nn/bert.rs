@@ -1,11 +1,9 @@
 //! BERT: a bidirectional transformer encoder, also for sentence embeddings.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
-
 use serde::Deserialize;
+use std::collections::BTreeMap;
 
-use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, rename_keys};
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, TrainingMode, rename_keys};
 use crate::{DType, Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::ops::AttentionOptions;
 use forebay_core::printable::printable;
@@ -83,6 +81,7 @@ impl BertOptions {
     /// # Errors
     /// The text is not such a file, or a size is missing. Also fails for a setting that is not supported,
     /// such as relative positions, a decoder or an unknown activation.
+    #[track_caller]
     pub fn from_config(text: &str) -> Result<Self> {
         let config_error = |e: String| {
             Error::argument("Bert", format!("this is not a configuration of a BERT: {}", printable(&e)))
@@ -110,6 +109,7 @@ impl BertOptions {
     }
 
     /// Checks that the values are valid for a model, and returns the activation.
+    #[track_caller]
     fn validate(&self) -> Result<BertActivation> {
         let probabilities = [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
@@ -147,7 +147,8 @@ impl BertOptions {
 }
 
 /// Sum of the embeddings of tokens, positions and segments, normalised.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertEmbeddings {
     /// Embedding of tokens.
     pub word_embeddings: Embedding,
@@ -164,7 +165,8 @@ pub struct BertEmbeddings {
 }
 
 /// Projections to queries, keys and values.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertProjections {
     /// Projection to queries.
     pub query: Linear,
@@ -175,7 +177,8 @@ pub struct BertProjections {
 }
 
 /// A linear layer, a residual sum and a norm of the sum.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertOutput {
     /// Linear layer.
     pub dense: Linear,
@@ -200,7 +203,8 @@ impl BertOutput {
 }
 
 /// Bidirectional self-attention.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertAttention {
     /// Projections to queries, keys and values.
     #[module(name = "self")]
@@ -210,11 +214,12 @@ pub struct BertAttention {
     heads: usize,
     /// Dropout probability of the attention weights in training.
     dropout: f64,
-    training: AtomicBool,
+    training: TrainingMode,
     scope: ModuleScope,
 }
 
 impl BertAttention {
+    #[track_caller]
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let &[batch, length, width] = x.shape() else {
@@ -224,7 +229,7 @@ impl BertAttention {
                 layer.forward(x)?.reshape([batch, length, self.heads, width / self.heads])?.transpose(1, 2)
             };
             let BertProjections { query, key, value } = &self.projections;
-            let dropout_p = if super::is_training(&self.training) { self.dropout } else { 0.0 };
+            let dropout_p = if self.training.is_on() { self.dropout } else { 0.0 };
             let options = AttentionOptions { attn_mask: mask, dropout_p, ..AttentionOptions::default() };
             let out = heads(query)?.scaled_dot_product_attention(&heads(key)?, &heads(value)?, &options)?;
             self.output.forward(&out.transpose(1, 2)?.reshape([batch, length, width])?, x)
@@ -233,14 +238,16 @@ impl BertAttention {
 }
 
 /// First of the two feed-forward layers.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertIntermediate {
     /// Linear layer to the intermediate features.
     pub dense: Linear,
 }
 
 /// Encoder layer: self-attention, then a feed-forward network, each with a residual sum and a norm.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertLayer {
     /// Self-attention.
     pub attention: BertAttention,
@@ -263,7 +270,7 @@ impl BertLayer {
                 output: BertOutput::new(width, options, device)?,
                 heads: options.num_attention_heads,
                 dropout: options.attention_probs_dropout_prob,
-                training: AtomicBool::new(true),
+                training: TrainingMode::new(),
                 scope: ModuleScope::new(),
             },
             intermediate: BertIntermediate {
@@ -275,6 +282,7 @@ impl BertLayer {
         })
     }
 
+    #[track_caller]
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let x = self.attention.forward(x, mask)?;
@@ -284,14 +292,16 @@ impl BertLayer {
 }
 
 /// Stack of encoder layers.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertEncoder {
     /// Layers in order.
     pub layer: Vec<BertLayer>,
 }
 
 /// A linear layer over the features of the first token, followed by tanh.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct BertPooler {
     /// Linear layer.
     pub dense: Linear,
@@ -315,7 +325,8 @@ pub struct BertPooler {
 /// assert_eq!(model.sentence_embeddings(&tokens, &mask)?.shape(), [2, 32]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct Bert {
     /// Input embeddings.
     pub embeddings: BertEmbeddings,
@@ -363,6 +374,7 @@ impl Bert {
     /// Copies the weights of a published file ([`safetensors::load`](crate::io::safetensors::load)) into the
     /// model by [`load_state_dict`](Module::load_state_dict). Names may begin with `bert.`. The method ignores
     /// `embeddings.position_ids` of older files and the heads of a language model (`cls.`).
+    #[track_caller]
     pub fn load_bert(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let state = rename_keys(file, |name| {
             let name = name.strip_prefix("bert.").unwrap_or(name);
@@ -393,6 +405,7 @@ impl Bert {
         })
     }
 
+    #[track_caller]
     fn embed_tokens(&self, tokens: &Tensor, length: usize) -> Result<Tensor> {
         let embeddings = &self.embeddings;
         let (positions, segments) = (&embeddings.position_embeddings, &embeddings.token_type_embeddings);

@@ -35,6 +35,10 @@ impl<F> fmt::Debug for FnLayer<F> {
 
 impl<F> Module for FnLayer<F> {
     fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+
+    fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+        parent.add_child(name, ModuleSummary::new(summary::short_type_name::<F>()));
+    }
 }
 
 impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for FnLayer<F> {
@@ -133,11 +137,13 @@ impl<M, N: Into<String>> FromIterator<(N, M)> for ModuleDict<M> {
 }
 
 impl<M: Module> Module for ModuleDict<M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+    fn for_each_child(&self, each: &mut dyn FnMut(&str, &dyn Module)) {
         for (name, module) in self.iter() {
-            module.visit(&join_path(path, name), f);
+            each(name, module);
         }
     }
+
+    impl_by_children!("ModuleDict");
 }
 
 /// Layers applied one after another, named by their index or by [`add_named`](Self::add_named).
@@ -212,13 +218,9 @@ impl Sequential {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // `#[track_caller]` does not reach through a trait object.
-        let _line = scope::enter_scope(scope::current().or_caller_site());
+        let _line = scope::enter_call();
         self.layers().try_fold(x.clone(), |x, layer| layer.forward(&x))
     }
 }
 
-impl fmt::Debug for Sequential {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sequential({} layers)", self.layers.len())
-    }
-}
+impl_debug!(Sequential);

@@ -1,5 +1,6 @@
 //! Convolutions and transposed convolutions as layers.
 
+use super::summary::{OptionsText, flag, tuple};
 use super::{HasWeight, Module, ModuleScope, init};
 use crate::{Device, Result, Tensor, fail, fail_if};
 use forebay_core::ops::{
@@ -92,10 +93,11 @@ macro_rules! conv_layer {
     (
         $layer:ident($options:ident<$n:literal>) $doc:literal $shape:literal $weight:literal $outputs_dim:literal
         [$in:ident, $out:ident -> $lead:ident, $other:ident]
-        |$this:ident, $w:ident, $x:ident| $forward:expr
+        |$this:ident, $w:ident, $x:ident| $forward:expr, |$options_text:ident| $special:expr
     ) => {
         #[doc = concat!($doc, " of \\[batch, channels, ", $shape, "\\].")]
-        #[derive(Debug, Module)]
+        #[derive(Module)]
+        #[module(debug, extra_repr)]
         pub struct $layer {
             #[doc = concat!("\\[", $weight, ", ", $shape, "\\].")]
             pub weight: Tensor,
@@ -122,6 +124,25 @@ macro_rules! conv_layer {
                 let (weight, bias) =
                     create_parameters(name, channels, $out, &kernel, options.groups, options.bias, device)?;
                 Ok(Self { weight, bias, options, scope: ModuleScope::new() })
+            }
+
+            /// Returns the channels and the kernel, and the options that differ from PyTorch's defaults.
+            fn extra_repr(&self) -> String {
+                let $this = self;
+                let options = &self.options;
+                let shape = self.weight.shape();
+                // The second extent of the weight is that of a group.
+                let [$lead, $other] = [shape[0], shape[1] * options.groups];
+                let $options_text = OptionsText::default()
+                    .value($in)
+                    .value($out)
+                    .set("kernel_size", tuple(&shape[2..]))
+                    .set("stride", tuple(&options.stride))
+                    .set_if(options.padding != [0; $n], "padding", tuple(&options.padding))
+                    .set_if(options.dilation != [1; $n], "dilation", tuple(&options.dilation))
+                    .set_if(options.groups != 1, "groups", options.groups)
+                    .set_if(self.bias.is_none(), "bias", flag(false));
+                $special.finish()
             }
 
             #[doc = concat!("Applies the layer: \\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
@@ -171,6 +192,11 @@ macro_rules! conv_layers {
                         x.pad(&pads, mode)?.$op(w, bias, &with_padding(Padding::Valid))
                     }
                 }
+            },
+            |text| {
+                let ConvOptions { same_padding, padding_mode, .. } = this.options;
+                text.set_if(same_padding, "padding", "same")
+                    .set_if(padding_mode != PadMode::Constant(0.0), "padding_mode", format_args!("{padding_mode:?}"))
             }
         }
         conv_layer! {
@@ -180,6 +206,10 @@ macro_rules! conv_layers {
                 let ConvTransposeOptions { stride, padding, output_padding, dilation, groups, .. } = this.options;
                 let options = TransposedConvolutionOptions { stride, padding, output_padding, groups, dilation };
                 x.$transpose_op(w, this.bias.as_ref(), &options)
+            },
+            |text| {
+                let output_padding = this.options.output_padding;
+                text.set_if(output_padding != [0; $n], "output_padding", tuple(&output_padding))
             }
         }
     )*};
@@ -193,6 +223,7 @@ conv_layers! {
 
 /// Returns the padding before and after each dimension that preserves its extent. An odd total puts the extra
 /// element after, as in PyTorch.
+#[track_caller]
 fn same_padding_sides<const N: usize>(
     weight: &Tensor,
     stride: [usize; N],

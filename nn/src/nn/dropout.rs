@@ -1,8 +1,6 @@
 //! Dropout as layers.
 
-use std::sync::atomic::AtomicBool;
-
-use super::{Module, ModuleScope};
+use super::{Module, ModuleScope, TrainingMode};
 use crate::{Result, Tensor, fail_if};
 
 /// Defines layers that hold a probability and do nothing in evaluation mode. The closure applies the layer to
@@ -10,11 +8,12 @@ use crate::{Result, Tensor, fail_if};
 macro_rules! dropout_layers {
     ($($(#[$doc:meta])* $layer:ident $what:literal = |$x:ident, $p:ident, $training:ident| $forward:expr;)*) => {$(
         $(#[$doc])*
-        #[derive(Debug, Module)]
+        #[derive(Module)]
+        #[module(debug)]
         pub struct $layer {
             /// Probability with which an element or channel is dropped, 0 to 1.
             pub p: f64,
-            training: AtomicBool,
+            training: TrainingMode,
             scope: ModuleScope,
         }
 
@@ -22,13 +21,13 @@ macro_rules! dropout_layers {
             #[doc = concat!("Drops each ", $what, " with probability `p`.")]
             #[must_use]
             pub fn new(p: f64) -> Self {
-                Self { p, training: AtomicBool::new(true), scope: ModuleScope::new() }
+                Self { p, training: TrainingMode::new(), scope: ModuleScope::new() }
             }
 
             /// In training, drops at random and scales the rest. In evaluation, returns `x`.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
-                let ($p, $training) = (self.p, super::is_training(&self.training));
+                let ($p, $training) = (self.p, self.training.is_on());
                 self.scope.run(|| $forward)
             }
         }

@@ -1,5 +1,6 @@
 //! Embedding tables.
 
+use super::summary::{OptionsText, flag};
 use super::{Module, ModuleScope, init};
 use crate::{Device, Result, Tensor, autograd, fail_if};
 use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
@@ -19,8 +20,26 @@ impl MaxNorm {
     }
 }
 
+/// Returns the extents and the options of a table.
+fn table_repr(
+    table: &Tensor,
+    padding_idx: Option<usize>,
+    max_norm: Option<MaxNorm>,
+    scale_grad_by_freq: bool,
+) -> OptionsText {
+    let mut text = table.shape().iter().fold(OptionsText::default(), OptionsText::value);
+    if let Some(row) = padding_idx {
+        text = text.set("padding_idx", row);
+    }
+    if let Some(MaxNorm { max_norm, p }) = max_norm {
+        text = text.set("max_norm", max_norm).set("norm_type", p);
+    }
+    text.set_if(scale_grad_by_freq, "scale_grad_by_freq", flag(true))
+}
+
 /// Table of vectors, selected by integers.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct Embedding {
     /// Table, \[entries, features\].
     pub weight: Tensor,
@@ -68,6 +87,11 @@ impl Embedding {
         fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
     }
 
+    fn extra_repr(&self) -> String {
+        let EmbeddingOptions { padding_idx, scale_grad_by_freq } = self.lookup;
+        table_repr(&self.weight, padding_idx, self.max_norm, scale_grad_by_freq).finish()
+    }
+
     /// Selects rows of the table by integers. The output has the shape of `index` and a last dimension of features.
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
@@ -99,7 +123,8 @@ pub struct EmbeddingBagInputs<'a> {
 /// assert_eq!(words.forward(&sentences, &Default::default())?.shape(), [2, 8]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct EmbeddingBag {
     /// Table, \[entries, features\].
     pub weight: Tensor,
@@ -110,6 +135,7 @@ pub struct EmbeddingBag {
     scope: ModuleScope,
 }
 
+#[track_caller]
 fn zero_padding_row(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
     let rows = weight.shape().first().copied().unwrap_or(0);
     fail_if!(row >= rows; argument(layer), "padding_idx {row} is none of the {rows} rows");
@@ -147,6 +173,12 @@ impl EmbeddingBag {
         /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's
         /// `scale_grad_by_freq`. Not supported for maxima.
         fn scale_grad_by_freq() { bags.scale_grad_by_freq: true }
+    }
+
+    fn extra_repr(&self) -> String {
+        let EmbeddingBagOptions { padding_idx, scale_grad_by_freq, mode, .. } = self.bags;
+        let text = table_repr(&self.weight, padding_idx, self.max_norm, scale_grad_by_freq);
+        text.set("mode", format_args!("{mode:?}")).finish()
     }
 
     /// Reduces each bag to one vector; errors as for [`embedding_bag`](Tensor::embedding_bag).

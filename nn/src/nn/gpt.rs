@@ -43,6 +43,7 @@ impl GptOptions {
     ///
     /// # Errors
     /// No preset has this name. The message lists the presets.
+    #[track_caller]
     pub fn preset(name: &str) -> Result<Self> {
         let preset = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
             let presets = Self::PRESETS.join(", ");
@@ -54,7 +55,8 @@ impl GptOptions {
 }
 
 /// Causal self-attention, with the parameter names of GPT-2's files.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct GptAttention {
     /// Projection to queries, keys and values, concatenated.
     pub c_attn: Linear,
@@ -67,6 +69,7 @@ pub struct GptAttention {
 }
 
 impl GptAttention {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
@@ -77,7 +80,8 @@ impl GptAttention {
 }
 
 /// Feed-forward network of two layers.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct GptMlp {
     /// Layer to four times the width.
     pub c_fc: Linear,
@@ -89,6 +93,7 @@ pub struct GptMlp {
 }
 
 impl GptMlp {
+    #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Self { c_fc, c_proj, .. } = self;
         self.scope.run(|| {
@@ -102,7 +107,8 @@ impl GptMlp {
 }
 
 /// Transformer block: causal attention, then a feed-forward network, each with a norm and a residual sum.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct GptBlock {
     /// Norm before the attention.
     pub ln_1: LayerNorm,
@@ -116,6 +122,7 @@ pub struct GptBlock {
 }
 
 impl GptBlock {
+    #[track_caller]
     fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let GptOptions { width, heads, layers, dropout, .. } = *options;
         fail_if!(heads == 0 || !width.is_multiple_of(heads);
@@ -144,12 +151,14 @@ impl GptBlock {
     }
 
     /// Applies the block: \[batch, length, features\] to the same shape.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (x, added) = self.forward_before_add(x, None)?;
         self.scope.run(|| x.add(&added))
     }
 
     /// Returns two terms of the block's output. `added` is a pending term of `x`. The norms fuse the sums.
+    #[track_caller]
     fn forward_before_add(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             let (x, normed) = match added {
@@ -180,7 +189,8 @@ impl GptBlock {
 /// assert_eq!(net.forward(&text)?.shape(), [1, 64, 50_257]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct Gpt {
     /// Token embedding.
     pub wte: Embedding,
@@ -199,6 +209,7 @@ const INIT_STD: f64 = 0.02;
 impl Gpt {
     /// Creates a model with GPT-2's initial weights. They are normal with deviation 0.02, divided by √(2 · layers) for
     /// projections to the residual stream. Biases are zero.
+    #[track_caller]
     pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         super::check_layer_count("Gpt", layers)?;
@@ -231,6 +242,7 @@ impl Gpt {
 
     /// Computes scores of the next token at every position: integers \[batch, length\] to \[batch, length,
     /// vocabulary\]. No passage is longer than the context.
+    #[track_caller]
     pub fn forward(&self, text: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear(&self.wte.weight, None))
@@ -239,12 +251,14 @@ impl Gpt {
     /// Computes the mean cross-entropy of the next tokens, where `next` has the shape of `text`. Equals that of
     /// [`forward`](Self::forward)'s scores, but never holds the scores of all positions at once
     /// ([`Tensor::linear_cross_entropy`]).
+    #[track_caller]
     pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropyOptions::default()))
     }
 
     /// Computes the features of every position after all blocks and the last norm.
+    #[track_caller]
     fn hidden(&self, text: &Tensor) -> Result<Tensor> {
         let context = self.context();
         let (&[_, length], true) = (text.shape(), text.dim(-1)? <= context) else {

@@ -46,6 +46,7 @@ impl GptOptions {
     /// # Errors
     /// The file has no matrix `wte.weight` or `wpe.weight`, or a matrix without elements. Their widths differ. The
     /// blocks are not numbered from 0 without gaps, or there is none.
+    #[track_caller]
     pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
         const OP: &str = "from_gpt2_state_dict";
         let table = |name: &str| match file
@@ -83,6 +84,7 @@ impl Gpt {
     ///
     /// # Errors
     /// The weight of the last layer differs from the token embedding, because this model shares the two.
+    #[track_caller]
     pub fn load_gpt2(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let (mut state, mut head) = (BTreeMap::new(), None);
         let file = rename_keys(file, |name| Some(strip_transformer_prefix(name).to_owned()))?;
@@ -117,6 +119,7 @@ impl Gpt {
 
     /// Returns the weights in the format of GPT-2's files, to be [saved](crate::io::safetensors::save):
     /// [`state_dict`](Module::state_dict) with the weights of layers as \[in, out\].
+    #[track_caller]
     pub fn gpt2_state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
         let transpose_linear = |(name, t): (String, Tensor)| {
             let t = if is_transposed(&name) { t.t()? } else { t };

@@ -36,6 +36,7 @@ pub struct DefaultDTypeGuard {
 /// assert_eq!(layer.weight.dtype(), DType::BF16);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
+#[track_caller]
 pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     fail_if!(!matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64);
         dtype("init::default_dtype", dtype), "parameters are f32, f16, bf16 or f64");

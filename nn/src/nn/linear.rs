@@ -1,10 +1,12 @@
 //! Linear and bilinear layers.
 
+use super::summary::{OptionsText, flag};
 use super::{HasWeight, Module, ModuleScope, init};
 use crate::{Device, Result, Tensor, fail_if};
 
 /// Linear layer: x · weightᵀ + bias over the last dimension.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct Linear {
     /// Weight, \[out, in\].
     pub weight: Tensor,
@@ -55,6 +57,12 @@ impl Linear {
         Self::from_parameters(weight, Some(bias))
     }
 
+    fn extra_repr(&self) -> String {
+        let names = ["out_features", "in_features"].into_iter().zip(self.weight.shape()).rev();
+        let text = names.fold(OptionsText::default(), |text, (name, extent)| text.set(name, extent));
+        text.set("bias", flag(self.bias.is_some())).finish()
+    }
+
     /// Applies the layer: \[.., in\] to \[.., out\].
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -88,7 +96,8 @@ impl HasWeight for Linear {
 /// assert_eq!(layer.forward(&a, &b)?.shape(), [2, 3]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct Bilinear {
     /// Weight, \[out, in1, in2\].
     pub weight: Tensor,
@@ -105,6 +114,14 @@ impl Bilinear {
         let bias =
             if bias { Some(init::create_uniform_parameter(&[outputs], inputs[0], device)?) } else { None };
         Ok(Self { weight, bias, scope: ModuleScope::new() })
+    }
+
+    fn extra_repr(&self) -> String {
+        let names = ["in1_features", "in2_features", "out_features"];
+        let extents = self.weight.shape().iter().cycle().skip(1);
+        let text =
+            names.into_iter().zip(extents).fold(OptionsText::default(), |text, (name, n)| text.set(name, n));
+        text.set("bias", flag(self.bias.is_some())).finish()
     }
 
     /// Applies the layer: \[.., in1\] and \[.., in2\] to \[.., out\].

@@ -33,12 +33,18 @@ macro_rules! impl_forward {
 
 /// Defines layers that call a tensor method with the value that they hold.
 macro_rules! method_layers {
-    ($($layer:ident($argument:ty) $method:ident $doc:literal;)*) => {$(
+    ($($layer:ident($argument:ty) $method:ident $doc:literal |$options:ident| $repr:expr;)*) => {$(
         #[doc = concat!($doc, ": [`", stringify!($method), "`](Tensor::", stringify!($method), ").")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+        #[module(extra_repr)]
         pub struct $layer(#[module(skip)] pub $argument);
 
         impl $layer {
+            fn extra_repr(&self) -> String {
+                let $options = &self.0;
+                $repr
+            }
+
             /// Applies the tensor method to `x`, with its errors.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -57,8 +63,29 @@ macro_rules! delegate_module {
             fn visit(&self, path: &str, f: &mut dyn FnMut(&str, $crate::nn::ModuleEntry<'_>)) {
                 self.0.visit(path, f);
             }
+
+            fn describe(&self, name: &str, parent: &mut $crate::nn::ModuleSummary) {
+                let mut own = $crate::nn::ModuleSummary::new(stringify!($layer));
+                self.0.describe("", &mut own);
+                parent.add_child(name, own);
+            }
         }
+        impl_debug!($layer);
     )+};
+}
+
+/// Implements `Debug` of layers as the layer's part of a [`ModuleSummary`].
+macro_rules! impl_debug {
+    ($layer:ident) => {
+        impl_debug!([] $layer);
+    };
+    ([$($generics:tt)*] $layer:ty) => {
+        impl<$($generics)*> std::fmt::Debug for $layer {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Debug::fmt(&$crate::nn::Module::summary(self), f)
+            }
+        }
+    };
 }
 
 mod activation;
@@ -85,6 +112,7 @@ pub(crate) mod segment;
 mod shape;
 mod staged_copies;
 mod state_dict;
+mod summary;
 mod training_mode;
 mod transformer;
 mod upsample;
@@ -113,6 +141,7 @@ pub use scope::*;
 pub use shape::*;
 pub(crate) use staged_copies::*;
 pub use state_dict::*;
+pub use summary::ModuleSummary;
 pub use training_mode::*;
 pub use transformer::*;
 pub use upsample::*;
@@ -164,6 +193,12 @@ pub fn join_path(path: &str, name: &str) -> String {
 /// assert!(net.state_dict().contains_key("fc2.bias"));
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a module",
+    label = "not a module",
+    note = "a field that is not part of the module, such as its configuration, takes the attribute `#[module(skip)]`",
+    note = "a layer or a part of the model takes `#[derive(Module)]`"
+)]
 pub trait Module {
     /// Calls `f` with every entry of this module, at `path`, and of its children, under full names.
     ///
@@ -174,7 +209,24 @@ pub trait Module {
     /// without a visit. [`enter_module`] uses the path.
     #[must_use]
     fn module_path(&self) -> ModulePath {
-        ModulePath::ROOT
+        let mut path = ModulePath::ROOT;
+        self.for_each_child(&mut |name, child| {
+            if path.is_root() {
+                path = child.parent_path(name);
+            }
+        });
+        path
+    }
+
+    /// Calls `each` with the children and their names, in the order of a visit. A module that visits its parts itself
+    /// has none.
+    #[doc(hidden)]
+    fn for_each_child(&self, _each: &mut dyn FnMut(&str, &dyn Module)) {}
+
+    /// Adds the module, a child of this name, to the description of its parent.
+    #[doc(hidden)]
+    fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+        parent.add_child(name, ModuleSummary::from_visit(self));
     }
 
     /// Returns the path of the parent, in which this module has this name.
@@ -222,6 +274,7 @@ pub trait Module {
     ///
     /// # Errors
     /// A single error lists the names that are missing, unexpected, or of another shape or kind.
+    #[track_caller]
     fn load_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         state_dict::load_state_dict(self, state, true).map(drop)
     }
@@ -244,6 +297,7 @@ pub trait Module {
     /// # Errors
     /// A name on both sides has different shapes or kinds. The error lists all such names, and nothing is
     /// changed.
+    #[track_caller]
     fn load_state_dict_partial(&self, state: &BTreeMap<String, Tensor>) -> Result<IncompatibleKeys> {
         state_dict::load_state_dict(self, state, false)
     }
@@ -297,6 +351,34 @@ pub trait Module {
         self.parameters().iter().map(Tensor::numel).sum()
     }
 
+    /// Describes the model as a tree of its modules: PyTorch's `print(model)`, with the parameters counted.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor};
+    /// # use forebay_nn::nn::{Dropout, Linear, Module, Sequential};
+    /// # let device = Device::null(Default::default());
+    /// let net = Sequential::new()
+    ///     .add(Linear::new(784, 64, &device)?)
+    ///     .add_fn(Tensor::relu)
+    ///     .add(Dropout::new(0.1))
+    ///     .add(Linear::without_bias(64, 10, &device)?);
+    /// assert_eq!(net.summary().to_string(), "\
+    /// Sequential(                                                      50,880
+    ///   (0): Linear(in_features=784, out_features=64, bias=True)       50,240
+    ///   (1): relu()
+    ///   (2): Dropout(p=0.1)
+    ///   (3): Linear(in_features=64, out_features=10, bias=False)          640
+    /// )
+    /// 50,880 parameters, 50,880 of them trained");
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[must_use]
+    fn summary(&self) -> ModuleSummary {
+        let mut root = ModuleSummary::new(summary::short_type_name::<Self>());
+        self.describe("model", &mut root);
+        root.into_root()
+    }
+
     /// Counts the elements of the parameters that require a gradient.
     ///
     /// ```
@@ -332,23 +414,36 @@ impl Module for Tensor {
             f(path, ModuleEntry::Buffer(self));
         }
     }
-}
 
-/// Returns the training mode of a module: in the recomputation of a checkpoint, that of the first run.
-pub(crate) fn is_training(mode: &AtomicBool) -> bool {
-    autograd::replayable_training_mode(mode.load(Ordering::Relaxed))
+    fn describe(&self, _name: &str, parent: &mut ModuleSummary) {
+        parent.add_parameter(self);
+    }
 }
 
 impl Module for AtomicBool {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         f(path, ModuleEntry::Training(self));
     }
+
+    fn describe(&self, _name: &str, _parent: &mut ModuleSummary) {}
 }
 
 impl<M: Module> Module for Option<M> {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         if let Some(module) = self {
             module.visit(path, f);
+        }
+    }
+
+    fn for_each_child(&self, each: &mut dyn FnMut(&str, &dyn Module)) {
+        if let Some(module) = self {
+            module.for_each_child(each);
+        }
+    }
+
+    fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+        if let Some(module) = self {
+            module.describe(name, parent);
         }
     }
 
@@ -370,6 +465,16 @@ macro_rules! impl_module_by_target {
                 $target.visit(path, f);
             }
 
+            fn for_each_child(&self, each: &mut dyn FnMut(&str, &dyn Module)) {
+                let $this = self;
+                $target.for_each_child(each);
+            }
+
+            fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+                let $this = self;
+                $target.describe(name, parent);
+            }
+
             fn module_path(&self) -> ModulePath {
                 let $this = self;
                 $target.module_path()
@@ -389,44 +494,50 @@ impl_module_by_target! {
     [M: Module, const N: usize] [M; N] => |this| this[..];
 }
 
-fn first_known_path(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
-    paths.find(|path| !path.is_root()).unwrap_or(ModulePath::ROOT)
+/// Implements the methods of collections by their children.
+macro_rules! impl_by_children {
+    ($kind:expr) => {
+        fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+            self.for_each_child(&mut |name, child| child.visit(&join_path(path, name), f));
+        }
+
+        fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+            let mut list = ModuleSummary::new($kind);
+            self.for_each_child(&mut |name, child| child.describe(name, &mut list));
+            parent.add_list(name, list);
+        }
+    };
 }
+use impl_by_children;
 
 impl<M: Module> Module for [M] {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+    fn for_each_child(&self, each: &mut dyn FnMut(&str, &dyn Module)) {
         for (k, module) in self.iter().enumerate() {
-            module.visit(&join_path(path, &k.to_string()), f);
+            each(&k.to_string(), module);
         }
     }
 
-    fn module_path(&self) -> ModulePath {
-        first_known_path(self.iter().enumerate().map(|(k, module)| module.parent_path(&k.to_string())))
-    }
+    impl_by_children!("ModuleList");
 }
 
 impl<M: Module> Module for BTreeMap<String, M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+    fn for_each_child(&self, each: &mut dyn FnMut(&str, &dyn Module)) {
         for (name, module) in self {
-            module.visit(&join_path(path, name), f);
+            each(name, module);
         }
     }
 
-    fn module_path(&self) -> ModulePath {
-        first_known_path(self.iter().map(|(name, module)| module.parent_path(name)))
-    }
+    impl_by_children!("ModuleDict");
 }
 
 macro_rules! impl_module_for_tuples {
     ($(($($m:ident $k:tt),+)),*) => {$(
         impl<$($m: Module),+> Module for ($($m,)+) {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-                $(self.$k.visit(&join_path(path, stringify!($k)), f);)+
+            fn for_each_child(&self, each: &mut dyn FnMut(&str, &dyn Module)) {
+                $(each(stringify!($k), &self.$k);)+
             }
 
-            fn module_path(&self) -> ModulePath {
-                first_known_path([$(self.$k.parent_path(stringify!($k))),+].into_iter())
-            }
+            impl_by_children!("ModuleList");
         }
     )*};
 }
@@ -441,20 +552,29 @@ impl_module_for_tuples!(
 
 /// Implements [`Module`] for plain values in a module, which have nothing to visit.
 macro_rules! impl_module_for_values {
-    ($($t:ty $([$param:ident])?;)*) => {$(
+    ($($t:ty $([$param:ident])?;)* |$this:ident, $name:ident, $parent:ident| $describe:expr) => {$(
         impl$(<$param: ?Sized>)? Module for $t {
             fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+
+            fn describe(&self, $name: &str, $parent: &mut ModuleSummary) {
+                let $this = self;
+                $describe;
+            }
         }
     )*};
 }
 impl_module_for_values! {
-    (); bool; char; String; &'static str; f32; f64;
-    u8; u16; u32; u64; usize; i8; i16; i32; i64; isize;
-    forebay_core::device::Device; forebay_core::dtype::DType;
-    PhantomData<T> [T];
+    bool; char; String; &'static str; f32; f64; u8; u16; u32; u64; usize; i8; i16; i32; i64; isize;
+    |this, name, parent| parent.add_option(name, this)
 }
+impl_module_for_values! {
+    forebay_core::device::Device; forebay_core::dtype::DType;
+    |this, name, parent| parent.add_option(name, format_args!("{this}"))
+}
+impl_module_for_values!((); PhantomData<T> [T]; |_this, _name, _parent| ());
 
 /// Fails for a number of layers that no model has, before the first of them is made.
+#[track_caller]
 pub(crate) fn check_layer_count(op: &'static str, layers: usize) -> Result<()> {
     const MAX_LAYERS: usize = 1 << 16;
     fail_if!(layers > MAX_LAYERS; argument(op), "a model has at most {MAX_LAYERS} layers, not {layers}");

@@ -1,8 +1,6 @@
 //! Multi-head attention, with PyTorch's parameters.
 
-use std::sync::atomic::AtomicBool;
-
-use super::{Linear, Module, ModuleScope, init};
+use super::{Linear, Module, ModuleScope, TrainingMode, init};
 use crate::{DType, Device, Result, Tensor, fail, fail_if};
 use forebay_core::ops::{AttentionOptions, cat};
 
@@ -80,7 +78,8 @@ with_defaults! {
 /// assert_eq!(weights.shape(), [2, 8, 10, 10]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct MultiheadAttention {
     /// Projection to queries, keys and values, \[3 · features, features\], if all have as many features.
     pub in_proj_weight: Option<Tensor>,
@@ -101,7 +100,7 @@ pub struct MultiheadAttention {
     heads: usize,
     #[module(skip)]
     options: MultiheadAttentionOptions,
-    training: AtomicBool,
+    training: TrainingMode,
     scope: ModuleScope,
 }
 
@@ -144,7 +143,7 @@ impl MultiheadAttention {
             out_proj,
             heads,
             options,
-            training: AtomicBool::new(true),
+            training: TrainingMode::new(),
             scope: ModuleScope::new(),
         })
     }
@@ -232,10 +231,11 @@ impl MultiheadAttention {
     }
 
     fn is_training(&self) -> bool {
-        super::is_training(&self.training)
+        self.training.is_on()
     }
 
     /// Returns the tensor as \[batch, length, features\].
+    #[track_caller]
     fn to_batch_first(&self, t: &Tensor) -> Result<Tensor> {
         match t.rank() {
             2 => t.unsqueeze(0),
@@ -260,6 +260,7 @@ impl MultiheadAttention {
     }
 
     /// Projects the inputs, appends the extra keys and values, and returns the matching mask.
+    #[track_caller]
     fn project_inputs(
         &self,
         [query, key, value]: [&Tensor; 3],
@@ -316,6 +317,7 @@ impl MultiheadAttention {
     /// Merges the masks into one that broadcasts to \[batch, heads, queries, keys\]. A bool mask is true
     /// where a query attends; a float mask is added to the scores. Returns `None` if there is at most the
     /// causal flag.
+    #[track_caller]
     fn merge_masks(
         &self,
         masks: &AttentionMasks<'_>,

@@ -1,8 +1,7 @@
 //! Normalisation layers.
 
-use std::sync::atomic::AtomicBool;
-
-use super::{Module, ModuleScope, init};
+use super::summary::{OptionsText, flag, tuple};
+use super::{Module, ModuleScope, TrainingMode, init};
 use crate::{DType, Device, Result, Tensor, fail_if};
 use forebay_core::ops::{BatchNormOptions, InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 use forebay_core::tensor::IntoShape;
@@ -18,7 +17,8 @@ fn create_zeros_parameter(shape: impl IntoShape, device: &Device) -> Result<Tens
 }
 
 /// Layer normalisation: normalises the last dimensions to mean 0 and variance 1, then scales and shifts.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct LayerNorm {
     /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
@@ -51,6 +51,11 @@ impl LayerNorm {
         NormOptions { weight: Some(&self.weight), bias: self.bias.as_ref(), eps: self.eps }
     }
 
+    fn extra_repr(&self) -> String {
+        let text = OptionsText::default().value(tuple(self.weight.shape()));
+        text.set("eps", format_args!("{:?}", self.eps)).set("bias", flag(self.bias.is_some())).finish()
+    }
+
     /// Normalises `x`, whose last dimensions are the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -75,7 +80,8 @@ impl LayerNorm {
 }
 
 /// RMS normalisation: divides the last dimensions by the root of their mean square, then scales.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct RmsNorm {
     /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
@@ -94,6 +100,11 @@ impl RmsNorm {
     setters! {
         /// Sets the term added to the mean square.
         fn eps(eps: f64) { eps: Some(eps) }
+    }
+
+    fn extra_repr(&self) -> String {
+        let eps = self.eps.map_or_else(|| "None".to_owned(), |eps| format!("{eps:?}"));
+        OptionsText::default().value(tuple(self.weight.shape())).set("eps", eps).finish()
     }
 
     /// Normalises `x`, whose last dimensions are the layer's.
@@ -118,7 +129,8 @@ impl RmsNorm {
 }
 
 /// Normalises groups of channels of \[batch, channels, ...\], then scales and shifts each channel.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct GroupNorm {
     /// Number of groups of channels.
     pub groups: usize,
@@ -151,6 +163,11 @@ impl GroupNorm {
         NormOptions { weight: Some(&self.weight), bias: Some(&self.bias), eps: self.eps }
     }
 
+    fn extra_repr(&self) -> String {
+        let text = OptionsText::default().value(self.groups).value(self.weight.numel());
+        text.set("eps", format_args!("{:?}", self.eps)).finish()
+    }
+
     /// Normalises `x`, which has the layer's number of channels.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -166,7 +183,8 @@ impl GroupNorm {
 
 /// Shared implementation of the batch and instance norms. The layers expose its fields as their own, so names
 /// match PyTorch's.
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(extra_repr)]
 struct ChannelNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
@@ -177,7 +195,7 @@ struct ChannelNorm {
     channels: usize,
     momentum: f64,
     eps: f64,
-    training: AtomicBool,
+    training: TrainingMode,
     scope: ModuleScope,
 }
 
@@ -193,7 +211,7 @@ impl ChannelNorm {
             channels,
             momentum: 0.1,
             eps: 1e-5,
-            training: AtomicBool::new(true),
+            training: TrainingMode::new(),
             scope: ModuleScope::new(),
         }
     }
@@ -214,7 +232,16 @@ impl ChannelNorm {
         Ok(())
     }
 
+    fn extra_repr(&self) -> String {
+        let text = OptionsText::default().value(self.channels).set("eps", format_args!("{:?}", self.eps));
+        text.set("momentum", self.momentum)
+            .set("affine", flag(self.weight.is_some()))
+            .set("track_running_stats", flag(self.running_mean.is_some()))
+            .finish()
+    }
+
     /// Normalises `x` by one of the batch norms of [`Tensor`], and counts the batch.
+    #[track_caller]
     fn batch_norm(
         &self,
         x: &Tensor,
@@ -222,7 +249,7 @@ impl ChannelNorm {
     ) -> Result<Tensor> {
         self.scope.run(|| {
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
-            let training = super::is_training(&self.training) || running.is_none();
+            let training = self.training.is_on() || running.is_none();
             let options = BatchNormOptions {
                 running,
                 weight: self.weight.as_ref(),
@@ -236,6 +263,7 @@ impl ChannelNorm {
         })
     }
 
+    #[track_caller]
     fn instance_norm(&self, name: &'static str, x: &Tensor, rank: usize) -> Result<Tensor> {
         self.scope.run(|| {
             let unbatched = x.rank() + 1 == rank;
@@ -245,7 +273,7 @@ impl ChannelNorm {
                 shape(name, [x]), "takes {} channels, with {} dimensions after them", self.channels, rank - 2
             );
             let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
-            let training = super::is_training(&self.training);
+            let training = self.training.is_on();
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
             let space: usize = x.shape()[2..].iter().product();
             let own = training || running.is_none();
@@ -283,7 +311,6 @@ macro_rules! batch_norm {
     ($($(#[$doc:meta])* $name:ident $ranks:pat, $takes:literal;)*) => {$(
         $(#[$doc])*
         /// In training, uses the statistics of the batch and updates the running ones, which evaluation uses.
-        #[derive(Debug)]
         pub struct $name(ChannelNorm);
 
         impl $name {
@@ -325,6 +352,7 @@ macro_rules! batch_norm {
                 self.0.batch_norm(x, |x, options| x.batch_norm_silu(options))
             }
 
+            #[track_caller]
             fn check(x: &Tensor) -> Result<()> {
                 fail_if!(!matches!(x.rank(), $ranks); shape(stringify!($name), [x]), concat!("takes ", $takes));
                 Ok(())
@@ -348,7 +376,6 @@ macro_rules! instance_norm {
     ($($(#[$doc:meta])* $name:ident $rank:literal;)*) => {$(
         $(#[$doc])*
         /// By default, has neither parameters nor running statistics, as in PyTorch.
-        #[derive(Debug)]
         pub struct $name(ChannelNorm);
 
         impl $name {

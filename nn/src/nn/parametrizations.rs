@@ -1,10 +1,10 @@
 //! Reparametrised weights: `torch.nn.utils.parametrizations`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use smallvec::smallvec;
 
-use super::{Module, ModuleEntry, init, join_path};
+use super::{Module, ModuleEntry, ModuleSummary, TrainingMode, init, join_path};
 use crate::{DType, Result, Tensor, autograd, fail, fail_if};
 use forebay_core::ops::NormalizeOptions;
 
@@ -32,6 +32,15 @@ fn visit_without_weight<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str
     });
 }
 
+/// Describes a wrapper by its own parameters and the options of its layer.
+fn describe_wrapper<L: Module>(wrapper: &impl Module, layer: &L, name: &str, parent: &mut ModuleSummary) {
+    let mut own = ModuleSummary::from_visit(wrapper);
+    let mut inner = ModuleSummary::new("");
+    layer.describe("", &mut inner);
+    own.add_options_of(inner);
+    parent.add_child(name, own);
+}
+
 /// Defines the methods of a wrapper whose method `weight` computes the weight of its `layer`.
 macro_rules! parametrized_layer {
     ($name:ident $([$training:ident])?) => {
@@ -46,12 +55,14 @@ macro_rules! parametrized_layer {
             #[track_caller]
             pub fn remove_parametrization(mut self) -> Result<L> {
                 // The current weight is that of evaluation.
-                $(self.$training.store(false, Ordering::Relaxed);)?
+                $(self.$training.0.store(false, Ordering::Relaxed);)?
                 let weight = self.weight()?;
                 *self.layer.weight_mut() = init::create_parameter(|| weight.detach().copy())?;
                 Ok(self.layer)
             }
         }
+
+        impl_debug!([L: HasWeight] $name<L>);
 
         impl<L: HasWeight> super::Forward for $name<L> {
             fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -77,7 +88,6 @@ macro_rules! parametrized_layer {
 /// let plain: Linear = layer.remove_parametrization()?;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct WeightNorm<L> {
     layer: L,
     magnitude: Tensor,
@@ -126,6 +136,10 @@ impl<L: HasWeight> Module for WeightNorm<L> {
         self.magnitude.visit(&join_path(&path, "original0"), f);
         self.direction.visit(&join_path(&path, "original1"), f);
     }
+
+    fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+        describe_wrapper(self, &self.layer, name, parent);
+    }
 }
 
 /// Layer whose weight is divided by its largest singular value (Miyato et al., 2018): PyTorch's
@@ -143,14 +157,13 @@ impl<L: HasWeight> Module for WeightNorm<L> {
 /// assert_eq!(critic.state_dict()["0.parametrizations.weight.0._v"].shape(), [8]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct SpectralNorm<L> {
     layer: L,
     u: Tensor,
     v: Tensor,
     n_power_iterations: usize,
     eps: f64,
-    training: AtomicBool,
+    training: TrainingMode,
 }
 
 impl<L: HasWeight> SpectralNorm<L> {
@@ -171,7 +184,7 @@ impl<L: HasWeight> SpectralNorm<L> {
             })
         };
         let (u, v) = (unit(matrix.shape()[0])?, unit(matrix.shape()[1])?);
-        let norm = Self { layer, u, v, n_power_iterations: 1, eps, training: AtomicBool::new(true) };
+        let norm = Self { layer, u, v, n_power_iterations: 1, eps, training: TrainingMode::new() };
         norm.run_power_method(&matrix, 15)?;
         Ok(norm)
     }
@@ -205,7 +218,7 @@ impl<L: HasWeight> SpectralNorm<L> {
         let weight = self.layer.weight();
         let matrix = weight_matrix::<L>(weight)?;
         let vectors = autograd::replayable_state_update(|| {
-            if self.training.load(Ordering::Relaxed) {
+            if self.training.is_on() {
                 self.run_power_method(&matrix.detach(), self.n_power_iterations)?;
             }
             // Copies, because the next pass overwrites the buffers that the gradient of this pass reads.
@@ -233,5 +246,9 @@ impl<L: HasWeight> Module for SpectralNorm<L> {
         self.u.visit(&join_path(&path, "0._u"), f);
         self.v.visit(&join_path(&path, "0._v"), f);
         self.training.visit(&join_path(&path, "training"), f);
+    }
+
+    fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+        describe_wrapper(self, &self.layer, name, parent);
     }
 }

@@ -1,6 +1,7 @@
 //! Pooling as layers.
 
 use super::Module;
+use super::summary::{OptionsText, flag, tuple};
 use crate::{Result, Tensor, fail_if};
 use forebay_core::ops::PoolOptions;
 
@@ -25,29 +26,51 @@ macro_rules! impl_pool_new {
 }
 impl_pool_new!(MaxPool1d 1 MaxPool2d 2 MaxPool3d 3 AvgPool1d 1 AvgPool2d 2 AvgPool3d 3);
 
+/// Returns the options that all pools have.
+fn window_repr<const N: usize>(window: &PoolOptions<N>) -> OptionsText {
+    let text = OptionsText::default().set("kernel_size", tuple(&window.kernel));
+    text.set("stride", tuple(&window.stride)).set("padding", tuple(&window.padding))
+}
+
+fn max_repr<const N: usize>(window: &PoolOptions<N>) -> String {
+    let text = window_repr(window).set("dilation", tuple(&window.dilation));
+    text.set("ceil_mode", flag(window.ceil_mode)).finish()
+}
+
 method_layers! {
-    MaxPool1d(PoolOptions<1>) max_pool1d "The largest element of each window of signals";
-    MaxPool2d(PoolOptions<2>) max_pool2d "The largest element of each window of images";
-    MaxPool3d(PoolOptions<3>) max_pool3d "The largest element of each window of volumes";
-    AvgPool1d(PoolOptions<1>) avg_pool1d "The average of each window of signals";
-    AvgPool2d(PoolOptions<2>) avg_pool2d "The average of each window of images";
-    AvgPool3d(PoolOptions<3>) avg_pool3d "The average of each window of volumes";
-    AdaptiveAvgPool1d(usize) adaptive_avg_pool1d "Averages of signals over a fixed number of windows";
-    AdaptiveAvgPool2d([usize; 2]) adaptive_avg_pool2d "Averages of images over a fixed number of windows";
-    AdaptiveAvgPool3d([usize; 3]) adaptive_avg_pool3d "Averages of volumes over a fixed number of windows";
-    AdaptiveMaxPool1d(usize) adaptive_max_pool1d "Maxima of signals over a fixed number of windows";
-    AdaptiveMaxPool2d([usize; 2]) adaptive_max_pool2d "Maxima of images over a fixed number of windows";
-    AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "Maxima of volumes over a fixed number of windows";
+    MaxPool1d(PoolOptions<1>) max_pool1d "The largest element of each window of signals" |window| max_repr(window);
+    MaxPool2d(PoolOptions<2>) max_pool2d "The largest element of each window of images" |window| max_repr(window);
+    MaxPool3d(PoolOptions<3>) max_pool3d "The largest element of each window of volumes" |window| max_repr(window);
+    AvgPool1d(PoolOptions<1>) avg_pool1d "The average of each window of signals" |window| window_repr(window).finish();
+    AvgPool2d(PoolOptions<2>) avg_pool2d "The average of each window of images" |window| window_repr(window).finish();
+    AvgPool3d(PoolOptions<3>) avg_pool3d "The average of each window of volumes" |window| window_repr(window).finish();
+    AdaptiveAvgPool1d(usize) adaptive_avg_pool1d "Averages of signals over a fixed number of windows" |size| format!("output_size={size}");
+    AdaptiveAvgPool2d([usize; 2]) adaptive_avg_pool2d "Averages of images over a fixed number of windows" |size| format!("output_size={}", tuple(size));
+    AdaptiveAvgPool3d([usize; 3]) adaptive_avg_pool3d "Averages of volumes over a fixed number of windows" |size| format!("output_size={}", tuple(size));
+    AdaptiveMaxPool1d(usize) adaptive_max_pool1d "Maxima of signals over a fixed number of windows" |size| format!("output_size={size}");
+    AdaptiveMaxPool2d([usize; 2]) adaptive_max_pool2d "Maxima of images over a fixed number of windows" |size| format!("output_size={}", tuple(size));
+    AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "Maxima of volumes over a fixed number of windows" |size| format!("output_size={}", tuple(size));
 }
 
 /// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(extra_repr)]
 pub struct LpPool<const N: usize> {
     /// Exponent of the norm.
     pub p: f64,
     /// Window, without padding.
     #[module(skip)]
     pub options: PoolOptions<N>,
+}
+
+impl<const N: usize> LpPool<N> {
+    fn extra_repr(&self) -> String {
+        let text =
+            OptionsText::default().set("norm_type", self.p).set("kernel_size", tuple(&self.options.kernel));
+        text.set("stride", tuple(&self.options.stride))
+            .set("ceil_mode", flag(self.options.ceil_mode))
+            .finish()
+    }
 }
 
 /// Inverse of max pooling: places maxima at their indices and zeros elsewhere
@@ -64,10 +87,17 @@ pub struct LpPool<const N: usize> {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(extra_repr)]
 pub struct MaxUnpool<const N: usize> {
     /// Window of the pooling.
     #[module(skip)]
     pub options: PoolOptions<N>,
+}
+
+impl<const N: usize> MaxUnpool<N> {
+    fn extra_repr(&self) -> String {
+        window_repr(&self.options).finish()
+    }
 }
 
 /// Output size of a [`FractionalMaxPool`].
@@ -82,6 +112,7 @@ pub enum FractionalSize<const N: usize> {
 /// Maximum of windows at random positions, for images and volumes:
 /// [`fractional_max_pool2d`](Tensor::fractional_max_pool2d).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(extra_repr)]
 pub struct FractionalMaxPool<const N: usize> {
     /// Extents of a window.
     pub kernel_size: [usize; N],
@@ -91,7 +122,17 @@ pub struct FractionalMaxPool<const N: usize> {
 }
 
 impl<const N: usize> FractionalMaxPool<N> {
+    fn extra_repr(&self) -> String {
+        let text = OptionsText::default().set("kernel_size", tuple(&self.kernel_size));
+        match self.output_size {
+            FractionalSize::OutputSize(windows) => text.set("output_size", tuple(&windows)),
+            FractionalSize::OutputRatio(parts) => text.set("output_ratio", format_args!("{parts:?}")),
+        }
+        .finish()
+    }
+
     /// Returns the number of windows of an input.
+    #[track_caller]
     fn output_extents(&self, x: &Tensor) -> Result<[usize; N]> {
         let parts = match self.output_size {
             FractionalSize::OutputSize(windows) => return Ok(windows),

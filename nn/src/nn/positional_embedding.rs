@@ -11,6 +11,7 @@ fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> +
 
 /// Returns a table of `columns` values of each position and frequency, \[positions, ..\]. Angles are in f64,
 /// because f32 is too imprecise for late positions.
+#[track_caller]
 fn position_table<const N: usize>(
     op: &'static str,
     [positions, features]: [usize; 2],
@@ -48,7 +49,8 @@ fn position_table<const N: usize>(
 /// assert_eq!(positions.forward(&x)?.shape(), [2, 10, 64]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct SinusoidalEmbedding {
     #[module(skip)]
     table: Tensor,
@@ -101,7 +103,8 @@ impl SinusoidalEmbedding {
 /// assert_eq!(rotary.forward_at(&next, 10)?.shape(), next.shape());
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct RotaryEmbedding {
     #[module(skip)]
     cos: Tensor,

@@ -1,8 +1,7 @@
 //! Recurrent layers, with PyTorch's parameters.
 
-use std::sync::atomic::AtomicBool;
-
-use super::{Module, ModuleEntry, ModuleScope, init, join_path};
+use super::summary::{OptionsText, flag};
+use super::{Module, ModuleEntry, ModuleScope, ModuleSummary, TrainingMode, init, join_path};
 use crate::{DType, Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::ops::{RecurrentKind, RecurrentOp, cat, stack};
 
@@ -139,7 +138,7 @@ struct RecurrentStack {
     options: RecurrentOptions,
     /// Weights of each layer and of each direction in the layer.
     weights: Vec<RecurrentWeights>,
-    training: AtomicBool,
+    training: TrainingMode,
     scope: ModuleScope,
 }
 
@@ -170,11 +169,12 @@ impl RecurrentStack {
             RecurrentWeights::new(inputs, hidden, kind.gate_count(), bias, proj_size, device)
         };
         let weights = (0..num_layers * directions).map(direction).collect::<Result<_>>()?;
-        let training = AtomicBool::new(true);
+        let training = TrainingMode::new();
         Ok(Self { name, kind, hidden, options, weights, training, scope: ModuleScope::new() })
     }
 
     /// Returns the initial state, \[layers · directions, batch, width\]: `initial`, or zeros for `None`.
+    #[track_caller]
     fn initial_state(
         &self,
         initial: Option<&Tensor>,
@@ -191,6 +191,7 @@ impl RecurrentStack {
         Ok(state)
     }
 
+    #[track_caller]
     fn forward(
         &self,
         x: &Tensor,
@@ -220,7 +221,7 @@ impl RecurrentStack {
         let (mut last, mut last_cells) = (Vec::new(), Vec::new());
         for (layer, weights) in self.weights.chunks(directions).enumerate() {
             if layer > 0 {
-                x = x.dropout(options.dropout, super::is_training(&self.training))?;
+                x = x.dropout(options.dropout, self.training.is_on())?;
             }
             let mut outs = Vec::with_capacity(directions);
             for (direction, weights) in weights.iter().enumerate() {
@@ -253,6 +254,7 @@ impl RecurrentStack {
 }
 
 /// Returns the lengths as i32, and a mask of the steps after each sequence's end: \[steps, batch, 1\].
+#[track_caller]
 fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Result<(Tensor, Tensor)> {
     fail_if!(lengths.shape() != [batch] || !lengths.dtype().is_int();
         shape(name, [lengths]), "lengths are integers, [{batch}]; got {} of them", lengths.dtype());
@@ -273,6 +275,23 @@ impl Module for RecurrentStack {
         self.training.visit(path, f);
         f(path, ModuleEntry::Scope(&self.scope));
     }
+
+    fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+        let RecurrentOptions { num_layers, bias, batch_first, dropout, bidirectional, proj_size } =
+            self.options;
+        let text = OptionsText::default()
+            .value(self.weights[0].weight_ih.shape()[1])
+            .value(self.hidden)
+            .set_if(proj_size > 0, "proj_size", proj_size)
+            .set_if(num_layers != 1, "num_layers", num_layers)
+            .set_if(!bias, "bias", flag(bias))
+            .set_if(batch_first, "batch_first", flag(batch_first))
+            .set_if(dropout != 0.0, "dropout", dropout)
+            .set_if(bidirectional, "bidirectional", flag(bidirectional));
+        let mut own = ModuleSummary::from_visit(self);
+        own.set_options(text.finish());
+        parent.add_child(name, own);
+    }
 }
 
 delegate_module!(Rnn Lstm Gru RnnCell LstmCell GruCell);
@@ -282,7 +301,6 @@ macro_rules! recurrent_layers {
         $(#[$doc])*
         /// Parameters have PyTorch's names: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and
         /// so on for each layer, with `_reverse` for the second direction.
-        #[derive(Debug)]
         pub struct $layer(RecurrentStack);
 
         impl $layer {
@@ -355,6 +373,7 @@ struct RecurrentCell {
 }
 
 impl RecurrentCell {
+    #[track_caller]
     fn forward(&self, x: &Tensor, initial: [Option<&Tensor>; 2]) -> Result<(Tensor, Option<Tensor>)> {
         let unbatched = x.rank() == 1;
         let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
@@ -387,12 +406,19 @@ impl Module for RecurrentCell {
         self.weights.visit(path, "", f);
         f(path, ModuleEntry::Scope(&self.scope));
     }
+
+    fn describe(&self, name: &str, parent: &mut ModuleSummary) {
+        let RecurrentWeights { weight_ih, bias_ih, .. } = &self.weights;
+        let text = OptionsText::default().value(weight_ih.shape()[1]).value(self.hidden);
+        let mut own = ModuleSummary::from_visit(self);
+        own.set_options(text.set_if(bias_ih.is_none(), "bias", flag(false)).finish());
+        parent.add_child(name, own);
+    }
 }
 
 macro_rules! recurrent_cells {
     ($($(#[$doc:meta])* $cell:ident $kind:ident;)*) => {$(
         $(#[$doc])*
-        #[derive(Debug)]
         pub struct $cell(RecurrentCell);
 
         impl $cell {

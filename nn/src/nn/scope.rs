@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::RwLock;
 
-use super::{Module, ModuleEntry};
+use super::{Module, ModuleEntry, ModuleSummary};
 use crate::{Error, Result, Tag};
-use forebay_core::memory::scope::{self, ModulePath, ScopeGuard};
+use forebay_core::memory::scope::{self, CallSite, ModulePath, ScopeGuard};
 use forebay_core::sync::RwLockUnpoisoned;
 
 /// Path of a module, such as `encoder.fc1`, as a field of the module.
@@ -38,7 +38,7 @@ impl ModuleScope {
     /// Attributes memory to this module during the guard's life. Allocations without a tag are activations.
     #[track_caller]
     pub fn enter(&self) -> ScopeGuard {
-        enter_module_path(self.path())
+        enter_module_path(self.path(), scope::call_site())
     }
 
     /// Runs `body` in this scope, and prefixes its error with the module's path.
@@ -95,18 +95,18 @@ impl fmt::Debug for ModuleScope {
 ///     }
 /// }
 /// ```
-#[track_caller]
 pub fn enter_module<M: Module + ?Sized>(module: &M) -> ScopeGuard {
-    enter_module_path(module.module_path())
+    // The module is the program's: errors and reports name its own lines.
+    enter_module_path(module.module_path(), None)
 }
 
-#[track_caller]
-fn enter_module_path(path: ModulePath) -> ScopeGuard {
+fn enter_module_path(path: ModulePath, site: CallSite) -> ScopeGuard {
     let now = scope::current();
     scope::enter_scope(scope::Scope {
         module: if path.is_root() { now.module } else { path },
         tag: if now.tag == Tag::Other { Tag::Activation } else { now.tag },
-        ..now.or_caller_site()
+        site,
+        ..now
     })
 }
 
@@ -115,6 +115,8 @@ impl Module for ModuleScope {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         f(path.rsplit_once('.').map_or("", |(module, _)| module), ModuleEntry::Scope(self));
     }
+
+    fn describe(&self, _name: &str, _parent: &mut ModuleSummary) {}
 
     fn module_path(&self) -> ModulePath {
         self.path()

@@ -109,6 +109,7 @@ impl SegmentGuard {
 /// }
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
+#[track_caller]
 pub fn segment(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,

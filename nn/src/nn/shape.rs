@@ -1,6 +1,7 @@
 //! Layers that only rearrange elements: padding, flattening, shuffling, unfolding.
 
 use super::Module;
+use super::summary::{OptionsText, tuple};
 use crate::{Result, Tensor, fail};
 use forebay_core::ops::{Im2colOptions, PadMode, Scalar};
 use forebay_core::tensor::IntoShape;
@@ -11,6 +12,7 @@ pub struct Identity;
 
 impl Identity {
     /// Returns `x`.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(x.clone())
     }
@@ -68,13 +70,14 @@ impl Unflatten {
 }
 
 method_layers! {
-    PixelShuffle(usize) pixel_shuffle "Images of fewer channels that are larger by a factor";
-    PixelUnshuffle(usize) pixel_unshuffle "Images of more channels that are smaller by a factor";
-    ChannelShuffle(usize) channel_shuffle "Channels that are exchanged between groups";
+    PixelShuffle(usize) pixel_shuffle "Images of fewer channels that are larger by a factor" |factor| format!("upscale_factor={factor}");
+    PixelUnshuffle(usize) pixel_unshuffle "Images of more channels that are smaller by a factor" |factor| format!("downscale_factor={factor}");
+    ChannelShuffle(usize) channel_shuffle "Channels that are exchanged between groups" |groups| format!("groups={groups}");
 }
 
 /// Extraction of image blocks as columns: [`im2col`](Tensor::im2col), PyTorch's `Unfold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+#[module(extra_repr)]
 pub struct Unfold {
     /// Extents of a block.
     pub kernel_size: [usize; 2],
@@ -90,6 +93,15 @@ impl Unfold {
         Self { kernel_size, options: Im2colOptions::default() }
     }
 
+    fn extra_repr(&self) -> String {
+        let Im2colOptions { dilation, padding, stride, .. } = &self.options;
+        let text = OptionsText::default().set("kernel_size", tuple(&self.kernel_size));
+        text.set("dilation", tuple(dilation))
+            .set("padding", tuple(padding))
+            .set("stride", tuple(stride))
+            .finish()
+    }
+
     /// Extracts blocks: \[batch, channels, height, width\] to \[batch, channels · block, blocks\].
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -99,10 +111,12 @@ impl Unfold {
 
 /// Sum of columns into images: [`col2im`](Tensor::col2im), PyTorch's `Fold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+#[module(extra_repr)]
 pub struct Fold {
     /// Height and width of the images.
     pub output_size: [usize; 2],
     /// Positions of the blocks in the images.
+    #[module(skip)]
     pub blocks: Unfold,
 }
 
@@ -111,6 +125,10 @@ impl Fold {
     #[must_use]
     pub fn new(output_size: [usize; 2], kernel_size: [usize; 2]) -> Self {
         Self { output_size, blocks: Unfold::new(kernel_size) }
+    }
+
+    fn extra_repr(&self) -> String {
+        format!("output_size={}, {}", tuple(&self.output_size), self.blocks.extra_repr())
     }
 
     /// Sums blocks: \[batch, channels · block, blocks\] to \[batch, channels, height, width\].
@@ -187,6 +205,7 @@ pub type ConstantPad3d = ConstantPad<3>;
 impl<const N: usize> ConstantPad<N> {
     /// Creates a layer that pads with `value`. `padding` is one extent for all sides, or two for each of the `N`
     /// dimensions.
+    #[track_caller]
     pub fn new(padding: &[isize], value: impl Into<Scalar>) -> Result<Self> {
         let padding = match padding {
             [all] => vec![*all; 2 * N],

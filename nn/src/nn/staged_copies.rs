@@ -18,6 +18,7 @@ pub(crate) struct PreparedCopies(Vec<(Tensor, Option<Tensor>)>);
 
 impl StagedCopies {
     /// Stages a copy of `from` to `to`. Returns `from` converted to the dtype and device of `to`.
+    #[track_caller]
     pub(crate) fn add_copy(&mut self, to: &Tensor, from: &Tensor) -> Result<Tensor> {
         let _no_grad = autograd::no_grad();
         fail_if!(to.shape() != from.shape(); shape("load_state_dict", [to, from]), "a tensor is loaded from one of its shape");

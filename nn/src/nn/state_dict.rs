@@ -54,6 +54,7 @@ impl fmt::Display for IncompatibleKeys {
 ///
 /// # Errors
 /// Two tensors get the same name.
+#[track_caller]
 pub fn rename_keys(
     state: &BTreeMap<String, Tensor>,
     mut rename: impl FnMut(&str) -> Option<String>,
@@ -121,6 +122,7 @@ fn check_distinct(op: &'static str, own: &[NamedTensor]) -> Result<()> {
 
 /// Copies the tensors with equal names, unless one does not match. If `strict`, missing and unexpected names
 /// are errors.
+#[track_caller]
 pub(super) fn load_state_dict<M: Module + ?Sized>(
     module: &M,
     state: &BTreeMap<String, Tensor>,
@@ -139,6 +141,7 @@ const STRICT_ADVICE: &str = "; rename or leave out tensors with `rename_keys`, o
 const PARTIAL_ADVICE: &str = "; leave these names out with `rename_keys`";
 
 /// Prepares the changes of [`load_state_dict`]. `advice` ends an error about names, shapes and kinds.
+#[track_caller]
 pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     module: &M,
     state: &BTreeMap<String, Tensor>,

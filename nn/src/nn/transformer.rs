@@ -91,7 +91,8 @@ fn feedforward_block(
 /// assert_eq!(layer.forward(&x, &AttentionMasks::default())?.shape(), [2, 10, 64]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct TransformerEncoderLayer {
     /// Self-attention.
     pub self_attn: MultiheadAttention,
@@ -162,7 +163,8 @@ impl TransformerEncoderLayer {
 /// assert_eq!(layer.forward(&x, &memory, &causal, &none)?.shape(), [7, 2, 64]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct TransformerDecoderLayer {
     /// Self-attention.
     pub self_attn: MultiheadAttention,
@@ -243,7 +245,8 @@ impl TransformerDecoderLayer {
 macro_rules! transformer_stack {
     ($(#[$doc:meta])* $stack:ident of $layer:ident($($input:ident: $ty:ty),*)) => {
         $(#[$doc])*
-        #[derive(Debug, Module)]
+        #[derive(Module)]
+        #[module(debug)]
         pub struct $stack {
             /// Layers in order.
             pub layers: Vec<$layer>,
@@ -323,7 +326,8 @@ transformer_stack! {
 /// assert_eq!(model.forward(&from, &to, &none, &AttentionMasks::causal(), &none)?.shape(), [2, 7, 32]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug)]
 pub struct Transformer {
     /// Encoder of the source.
     pub encoder: TransformerEncoder,

@@ -1,5 +1,6 @@
 //! Resizing as a layer.
 
+use super::summary::OptionsText;
 use super::{Module, ModuleScope};
 use crate::{Result, Tensor};
 use forebay_core::ops::InterpolateOptions;
@@ -15,7 +16,8 @@ use forebay_core::ops::InterpolateOptions;
 /// assert_eq!(twice.forward(&x)?.shape(), [1, 3, 8, 8]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-#[derive(Debug, Module)]
+#[derive(Module)]
+#[module(debug, extra_repr)]
 pub struct Upsample {
     #[module(skip)]
     options: InterpolateOptions,
@@ -27,6 +29,15 @@ impl Upsample {
     #[must_use]
     pub fn new(options: InterpolateOptions) -> Self {
         Self { options, scope: ModuleScope::new() }
+    }
+
+    fn extra_repr(&self) -> String {
+        let InterpolateOptions { size, scale_factor, mode, .. } = &self.options;
+        OptionsText::default()
+            .set_if(!size.is_empty(), "size", format_args!("{size:?}"))
+            .set_if(!scale_factor.is_empty(), "scale_factor", format_args!("{scale_factor:?}"))
+            .set("mode", format_args!("{mode:?}"))
+            .finish()
     }
 
     /// Resizes the dimensions after \[batch, channels\].

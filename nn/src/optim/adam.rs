@@ -113,6 +113,7 @@ adam_optimizers! {
 }
 
 impl RuleOptions for AdamRule {
+    #[track_caller]
     fn check_ranges(&self) -> Result<()> {
         const OP: [&str; 4] = ["Adam", "Adamax", "NAdam", "RAdam"];
         let op = OP[self.variant as usize];

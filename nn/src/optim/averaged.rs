@@ -83,6 +83,7 @@ impl AveragedModel {
         self.n_averaged
     }
 
+    #[track_caller]
     fn zip_with_averages<M: Module + ?Sized>(
         &self,
         op: &'static str,
@@ -163,6 +164,7 @@ impl AveragedModel {
 
     /// Returns the averages under PyTorch's names, each with the prefix `module.`, and `n_averaged`. The
     /// tensors share memory with the averages, so save or copy them.
+    #[track_caller]
     pub fn state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
         let mut state: BTreeMap<String, Tensor> =
             self.averages.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
@@ -178,6 +180,7 @@ impl AveragedModel {
     /// # Errors
     /// The state has no valid `n_averaged`. Names that are missing, unexpected or do not match give a single
     /// error, and nothing is changed.
+    #[track_caller]
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         let count = state.get(N_AVERAGED_KEY).filter(|t| t.numel() == 1 && t.dtype().is_int());
         let Some(count) = count else {

@@ -50,11 +50,13 @@ with_defaults! {
 /// # Errors
 /// `parameters` is empty, or `max_norm` is negative or NaN. Also fails for gradients that are of f64 or do not match
 /// their parameters.
+#[track_caller]
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     clip_grad_norm_with(parameters, max_norm, &ClipGradNormOptions::default())
 }
 
 /// Clips like [`clip_grad_norm_`] with a norm of any order, and an optional error for a non-finite norm.
+#[track_caller]
 pub fn clip_grad_norm_with(
     parameters: &[Tensor],
     max_norm: f64,
@@ -160,6 +162,7 @@ fn compute_norm_parts(kind: &'static str, power: f64, shares: &[DeviceGrads<'_>]
 ///
 /// # Errors
 /// A gradient is of f64 or does not match its parameter, or `value` is negative or NaN.
+#[track_caller]
 pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     const OP: &str = "clip_grad_value_";
     let _op = memory::scope::enter_op(OP);
@@ -174,6 +177,7 @@ pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
 
 /// Divides the gradients of `parameters` by the scale of a scaler: see [`GradTransform::Unscale`]. Gradients of other
 /// devices use a copy of the scaler, whose flag returns to the scaler.
+#[track_caller]
 pub(crate) fn unscale_grads(
     op: &'static str,
     parameters: &[Tensor],

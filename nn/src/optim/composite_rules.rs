@@ -157,11 +157,13 @@ impl UpdateRule for MuonRule {
     const HAS_STEP_COUNT: bool = false;
     const STATES: &'static [&'static str] = &["momentum_buffer"];
 
+    #[track_caller]
     fn check_combination(&self) -> Result<()> {
         fail_if!(self.ns_steps >= 100; argument("Muon"), "`ns_steps` is {}, expected fewer than 100", self.ns_steps);
         Ok(())
     }
 
+    #[track_caller]
     fn check_parameter(&self, parameter: &Tensor) -> Result<()> {
         fail_if!(parameter.rank() != 2; shape("step", [parameter]), "Muon takes matrices; train the other parameters with AdamW");
         Ok(())

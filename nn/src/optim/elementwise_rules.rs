@@ -36,6 +36,7 @@ impl UpdateRule for SgdRule {
         Some(kernel.def("maximize", self.maximize))
     }
 
+    #[track_caller]
     fn check_combination(&self) -> Result<()> {
         fail_if!(
             self.nesterov && self.momentum == 0.0;
@@ -197,6 +198,7 @@ impl UpdateRule for RpropRule {
     const ALGORITHM: Option<&'static str> = Some("rprop");
     const STATES: &'static [&'static str] = &["prev", "step_size"];
 
+    #[track_caller]
     fn check_combination(&self) -> Result<()> {
         const OP: &str = "Rprop";
         check::decay_factor(OP, "etas.0", self.etas.0)?;

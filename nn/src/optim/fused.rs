@@ -239,6 +239,7 @@ pub(super) fn write_mode(t: &Tensor, other: Option<&Tensor>) -> &'static str {
 }
 
 /// Fails for a dtype that the kernels of this module do not support.
+#[track_caller]
 pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
     fail_if!(
         !matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
@@ -328,6 +329,7 @@ impl FusedOptimizer {
     }
 
     /// Adds parameters with their own learning rate or weight decay.
+    #[track_caller]
     pub(super) fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
         const OP: &str = "add_param_group";
         fail_if!(
@@ -378,6 +380,7 @@ impl FusedOptimizer {
     }
 
     /// Fails for options out of range; in the first call, also for parameters that cannot be trained.
+    #[track_caller]
     pub(super) fn check_step(&mut self, rule: &impl UpdateRule) -> Result<()> {
         for (_, settings) in &self.group_overrides {
             check::non_negative("step", "lr", settings.lr(self.lr))?;
@@ -399,6 +402,7 @@ impl FusedOptimizer {
     }
 
     /// Fails for parameters that cannot be trained, or not by this rule.
+    #[track_caller]
     fn check_parameters(&self, rule: &impl UpdateRule) -> Result<()> {
         check_parameter_list(&self.parameters)?;
         self.parameters.iter().try_for_each(|p| {
@@ -607,6 +611,7 @@ impl FusedOptimizer {
     }
 
     /// Returns a `skip` tensor for each group, on the group's device. Fails if `skip` is not a single f32.
+    #[track_caller]
     fn copy_skip_to_devices(&self, skip: &Tensor) -> Result<SmallVec<[Tensor; 4]>> {
         const OP: &str = "step_unless";
         fail_if!(skip.dtype() != DType::F32; dtype(OP, skip.dtype()), "takes one number of f32");
@@ -739,6 +744,7 @@ fn count_launch_members(grads: &[MemberGrad], max_bindings: usize) -> usize {
 }
 
 /// Fails for a gradient of another shape, dtype or device, because `set_grad` accepts any tensor.
+#[track_caller]
 pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
     fail_if!(grad.shape() != p.shape(); shape(op, [grad, p]), "the gradient of parameter {k} has the parameter's shape");
     fail_if!(

@@ -127,6 +127,7 @@ pub trait Optimizer {
     /// # Errors
     /// The optimiser does not support groups, has made a step, or has one of the parameters already. Also
     /// fails for a group with its own learning rate if the optimiser's is 0.
+    #[track_caller]
     fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
         let _ = group;
         fail!(argument("add_param_group"), "this optimiser has one group of parameters")
@@ -195,9 +196,11 @@ macro_rules! impl_optimizer {
             fn set_lr(&mut self, lr: f64) {
                 self.fused.set_lr(lr);
             }
+            #[track_caller]
             fn state_dict(&self) -> Result<std::collections::BTreeMap<String, Tensor>> {
                 self.fused.state_dict(&self.rule)
             }
+            #[track_caller]
             fn load_state_dict(&mut self, state: &std::collections::BTreeMap<String, Tensor>) -> Result<()> {
                 self.fused.load_state_dict(&self.rule, state)
             }
@@ -267,6 +270,7 @@ mod ranges {
     pub(super) use forebay_core::check::{at_least_one, finite, non_negative, non_positive, unit_interval};
     use forebay_core::error::Result;
 
+    #[track_caller]
     pub(super) fn betas(op: &'static str, _name: &str, betas: (f64, f64)) -> Result<()> {
         check::betas(op, betas)
     }

@@ -78,6 +78,7 @@ impl ReduceLrOnPlateau {
     ///
     /// # Errors
     /// The factor is not in 0..1, or another option is negative or not finite.
+    #[track_caller]
     pub fn check(&self) -> Result<()> {
         const OP: &str = "ReduceLrOnPlateau";
         check::decay_factor(OP, "factor", self.factor)?;

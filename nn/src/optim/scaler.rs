@@ -92,6 +92,7 @@ impl GradScaler {
 
     /// Returns the loss multiplied by the scale, in f32, on which `backward` is called. The scale is on the device of
     /// the first loss; losses and parameters of other devices get copies.
+    #[track_caller]
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
         let scale = self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?;
         loss.mul(&scale.to_device(loss.device())?)
@@ -103,6 +104,7 @@ impl GradScaler {
     /// # Errors
     /// The optimiser was unscaled since the last [`update`](Self::update). A gradient is f16, which cannot
     /// hold the quotient: keep parameters in f32 and let [`autocast`](forebay_core::amp::autocast()) cast them.
+    #[track_caller]
     pub fn unscale_(&mut self, optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
         const OP: &str = "unscale_";
         let _op = memory::scope::enter_op(OP);
@@ -129,6 +131,7 @@ impl GradScaler {
     /// # Errors
     /// The optimiser was stepped since the last [`update`](Self::update). Those of
     /// [`unscale_`](Self::unscale_) and of the optimiser.
+    #[track_caller]
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) -> Result<()> {
         let (index, stage) = self.find_optimizer(optimizer);
         fail_if!(
@@ -148,6 +151,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// There was no step since the last update.
+    #[track_caller]
     pub fn update(&mut self) -> Result<()> {
         const OP: &str = "update";
         let _op = memory::scope::enter_op(OP);
@@ -166,6 +170,7 @@ impl GradScaler {
     }
 
     /// Returns the scale. Waits for the device.
+    #[track_caller]
     pub fn get_scale(&self) -> Result<f64> {
         self.device_state
             .get()
@@ -174,6 +179,7 @@ impl GradScaler {
 
     /// Returns the scale and the number of finite steps in a row (`scale`, `growth_tracker`). Factors and
     /// interval are not included. Does not wait for the device, but saving does.
+    #[track_caller]
     pub fn state_dict(&self, device: &Device) -> Result<BTreeMap<String, Tensor>> {
         let _no_grad = autograd::no_grad();
         let state = self.device_state(device)?;
@@ -188,11 +194,13 @@ impl GradScaler {
     ///
     /// # Errors
     /// A name is missing or unexpected, or the scale is not a finite value above 0. Nothing is changed then.
+    #[track_caller]
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         self.stage_state_dict(state)?.commit(self)
     }
 
     /// Validates and stages a state for [`load_state_dict`](Self::load_state_dict).
+    #[track_caller]
     pub(crate) fn stage_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScalerState> {
         const OP: &str = "load_state_dict";
         let number = |name: &str| match state.get(name) {
@@ -217,6 +225,7 @@ impl GradScaler {
     }
 
     /// Discards the unscaling since the last update, for a step that ran out of memory and is repeated.
+    #[track_caller]
     pub fn discard_step(&mut self) -> Result<()> {
         if let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) {
             let flags = state.narrow(0, FOUND_INF_INDEX, STATE_LEN - FOUND_INF_INDEX)?;
@@ -244,6 +253,7 @@ impl GradScaler {
     }
 
     /// Fails if an option is out of range.
+    #[track_caller]
     fn check_options(&self) -> Result<()> {
         const OP: &str = "GradScaler";
         check::positive(OP, "init_scale", self.init_scale)?;

@@ -67,6 +67,7 @@ impl LrSchedule for ConstantSchedule {
         self.0
     }
 
+    #[track_caller]
     fn check(&self) -> Result<()> {
         check::non_negative("Constant", "lr", self.0)
     }
@@ -312,6 +313,7 @@ impl<'a> SequentialLr<'a> {
     ///
     /// # Errors
     /// The milestones are not ascending, or not one fewer than the schedules.
+    #[track_caller]
     pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
         let (count, expected) = (schedules.len(), schedules.len().saturating_sub(1));
         fail_if!(
@@ -345,6 +347,7 @@ impl<'a> ChainedScheduler<'a> {
     ///
     /// # Errors
     /// `base` is 0 or not finite, which leaves the factors undefined.
+    #[track_caller]
     pub fn new(base: f64, schedules: Vec<Box<dyn LrSchedule + 'a>>) -> Result<Self> {
         fail_if!(
             base == 0.0 || !base.is_finite();

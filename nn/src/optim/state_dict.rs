@@ -14,6 +14,7 @@ use forebay_core::printable::printable;
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
 
 /// Parses a step count: a whole number of at least 0, as an integer or a float.
+#[track_caller]
 fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
     let steps = if tensor.numel() == 1 { tensor.item()? } else { f64::NAN };
     if steps >= 0.0 && steps.fract() == 0.0 && steps <= u64::MAX as f64 {
@@ -30,6 +31,7 @@ fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
 }
 
 impl FusedOptimizer {
+    #[track_caller]
     pub(super) fn state_dict(&self, rule: &impl UpdateRule) -> Result<BTreeMap<String, Tensor>> {
         let mut tensors = BTreeMap::new();
         for group in &self.groups {
@@ -56,6 +58,7 @@ impl FusedOptimizer {
         Ok(tensors)
     }
 
+    #[track_caller]
     pub(super) fn load_state_dict(
         &mut self,
         rule: &impl UpdateRule,
@@ -90,6 +93,7 @@ impl FusedOptimizer {
     }
 
     /// Returns the states by parameter index; fails for names and shapes that do not match.
+    #[track_caller]
     fn match_state_dict<'a, R: UpdateRule>(
         &self,
         rule: &R,

@@ -80,6 +80,7 @@ impl StepConfig {
     }
 
     /// Enters [`autocast`] for the forward pass and the loss; returns `None` in f32.
+    #[track_caller]
     pub fn autocast(&self) -> Result<Option<AutocastGuard>> {
         self.precision.map(autocast).transpose()
     }
@@ -235,6 +236,7 @@ impl Budget {
     /// # Errors
     /// The batch has no rows or more than 2^32, or the step fails. [`Error::BudgetTooSmall`] if nothing fits,
     /// with the smallest sufficient budget.
+    #[track_caller]
     pub fn plan<S: FnMut(&StepConfig) -> Result<()>>(
         &self,
         profile: &CardProfile,
@@ -416,6 +418,7 @@ impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunne
 
     /// Returns the smallest budget under which a configuration runs, if none fits `room`. A dry run under this
     /// limit succeeded. No configuration runs with one granule less.
+    #[track_caller]
     fn find_smallest_budget(&self, mut all: Vec<MeasuredConfig>) -> Result<(u64, StepConfig)> {
         let source = &self.card.source_limits;
         let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);

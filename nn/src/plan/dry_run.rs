@@ -70,6 +70,7 @@ pub struct MemoryPeak {
 ///
 /// # Errors
 /// An environment variable is invalid, or `step` fails for a reason other than memory.
+#[track_caller]
 pub fn dry_run<T>(profile: &CardProfile, mut step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
     let refused = match run_once(profile, &mut step) {
         Err(error) => error.into_out_of_memory()?,

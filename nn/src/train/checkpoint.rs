@@ -115,6 +115,7 @@ impl Checkpoint {
     }
 
     /// Writes the file, which is replaced atomically. Waits for the device.
+    #[track_caller]
     pub fn save(
         &self,
         path: impl AsRef<Path>,
@@ -125,6 +126,7 @@ impl Checkpoint {
     }
 
     /// Saves like [`save`](Self::save), with the state of a scaler.
+    #[track_caller]
     pub fn save_with_scaler(
         &self,
         path: impl AsRef<Path>,
@@ -157,6 +159,7 @@ impl Checkpoint {
     /// # Errors
     /// The file cannot be read, is damaged or not a checkpoint, or does not match the model or the optimiser.
     /// After any error, model, optimiser, scaler and random state are unchanged.
+    #[track_caller]
     pub fn resume(
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),
@@ -167,6 +170,7 @@ impl Checkpoint {
 
     /// Resumes like [`resume`](Self::resume), with a scaler. The scaler is unchanged if the file has no state
     /// for it.
+    #[track_caller]
     pub fn resume_with_scaler(
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),

@@ -20,6 +20,7 @@ pub(super) struct MicroBatching {
 impl MicroBatching {
     /// Runs `loss` over the parts of a batch, and the backward pass of each part's loss after `scale`. The
     /// outputs are those of the whole batch.
+    #[track_caller]
     pub(super) fn forward_backward<L: Into<LossOutput>>(
         self,
         (x, y): &(Tensor, Tensor),

@@ -42,6 +42,7 @@ pub use trainer::{FitStatus, LossOutput, Trainer};
 
 /// Returns the fraction of rows of `logits` \[batch, classes\] whose largest element is at the class in `target`
 /// \[batch\], as an f32 scalar on the device.
+#[track_caller]
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
     logits.argmax(-1, false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
@@ -49,6 +50,7 @@ pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
 
 /// Computes the [`accuracy`] of a model in evaluation mode over all samples of a loader. Restores the mode of
 /// each module, also after an error.
+#[track_caller]
 pub fn evaluate<D: Dataset>(
     model: &(impl Module + ?Sized),
     loader: &DataLoader<D>,
@@ -59,6 +61,7 @@ pub fn evaluate<D: Dataset>(
 
 /// Computes the mean loss of a model in evaluation mode over all batches of a loader, each weighted by its
 /// rows. Restores the mode of each module, also after an error.
+#[track_caller]
 pub fn mean_loss<D: Dataset>(
     model: &(impl Module + ?Sized),
     loader: &DataLoader<D>,
@@ -68,6 +71,7 @@ pub fn mean_loss<D: Dataset>(
 }
 
 /// Computes the mean over the batches of values with their weights, in evaluation mode and without gradients.
+#[track_caller]
 fn weighted_mean<D: Dataset>(
     op: &'static str,
     model: &(impl Module + ?Sized),
@@ -89,6 +93,7 @@ fn weighted_mean<D: Dataset>(
 }
 
 /// Returns the device of a model.
+#[track_caller]
 fn model_device(op: &'static str, model: &(impl Module + ?Sized)) -> Result<Device> {
     let parameters = model.parameters();
     let first = parameters.first().ok_or_else(|| Error::argument(op, "the model has no parameters"))?;

@@ -47,6 +47,7 @@ fn should_exit() -> bool {
 }
 
 #[cfg(feature = "train")]
+#[track_caller]
 fn install_handler() -> Result<()> {
     static INSTALLED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| register_handler().map_err(|error| error.to_string()));
@@ -60,6 +61,7 @@ fn install_handler() -> Result<()> {
 }
 
 #[cfg(not(feature = "train"))]
+#[track_caller]
 fn install_handler() -> Result<()> {
     fail!(
         argument("stop_on_signals"),

@@ -216,6 +216,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     /// Resumes from a checkpoint by [`Checkpoint::resume`], with bitwise the results of an uninterrupted run.
     /// Keeps the checkpoint's metadata, except strings that [`metadata`](Self::metadata) has set.
+    #[track_caller]
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let own = std::mem::take(&mut self.position.metadata);
         let Self { model, optimizer, scaler, .. } = &mut self;
@@ -272,6 +273,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     /// Saves a checkpoint by [`Checkpoint::save`]. If the last [`fit`](Self::fit) did all its steps, the first one
     /// after a [`resume`](Self::resume) trains again, as the next call of this trainer would.
+    #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
@@ -295,12 +297,15 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// - The loader is configured differently from that of a resumed checkpoint that was written within a call.
     /// - A loss is NaN or infinite. With a scaler, which skips such steps, fifty consecutive losses are. The
     ///   check happens when losses are read, and before a checkpoint is written.
+    #[track_caller]
     pub fn fit<D: Dataset, L: Into<LossOutput>>(
         &mut self,
         loader: &DataLoader<D>,
         loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<FitStatus> {
+        let call = forebay_core::memory::scope::call_site();
         run_blocking(self.run_loop(loader, loss, WaitMode::Blocking))
+            .map_err(|error| error.with_call_of("fit", call))
     }
 
     /// Runs the loop like [`fit`](Self::fit), with bitwise the same results, as a future that any executor can run.
@@ -451,6 +456,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Determines the first batch of this call and its last step (`None`: when the loader ends).
+    #[track_caller]
     fn begin_fit<D: Dataset>(&mut self, loader: &DataLoader<D>) -> Result<(DataLoader<D>, Option<u64>)> {
         let sizes = loader.query_sizes()?;
         let (per_epoch, batches) =

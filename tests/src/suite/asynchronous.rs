@@ -166,8 +166,8 @@ fn a_fence_and_a_device_can_be_awaited(device: &Device) -> Result<()> {
 
 fn errors_are_returned_by_the_await(device: &Device) -> Result<()> {
     let x = Tensor::zeros([2], DType::F32, device)?;
-    let wrong = block_on(x.to_vec_async::<i64>()).unwrap_err().to_string();
-    ensure!(wrong == x.to_vec::<i64>().unwrap_err().to_string(), "{wrong}");
+    let wrong = block_on(x.to_vec_async::<i64>()).unwrap_err().message();
+    ensure!(wrong == x.to_vec::<i64>().unwrap_err().message(), "{wrong}");
     ensure!(block_on(x.item_async()).unwrap_err().to_string().contains("one element"), "two elements");
     let missing = block_on(Device::open_async("abacus:0")).unwrap_err().to_string();
     ensure!(missing.contains("abacus"), "{missing}");

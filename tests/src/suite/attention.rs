@@ -523,7 +523,7 @@ fn check_replays(dtype: DType, device: &Device) -> Result<()> {
         bias.set_grad(None);
         let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         x.linear(&weight, Some(&bias))?.qkv_attention(heads, heads, &options)?.sum_all()?.backward()?;
-        let grad = |t: &Tensor| t.grad().ok_or(Error::Backward("no gradient".to_owned()));
+        let grad = |t: &Tensor| t.grad().ok_or(Error::backward("no gradient"));
         grad(&bias)?.to_dtype(DType::F32)?.add(&grad(&weight)?.to_dtype(DType::F32)?.sum([1], false)?)
     };
     let mut captured = device.capture(step)?;

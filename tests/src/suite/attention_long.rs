@@ -137,7 +137,7 @@ fn replays_of_one_pass_have_the_bits_of_eager_steps(device: &Device) -> Result<(
         weight.set_grad(None);
         bias.set_grad(None);
         project(&x, &weight, &bias)?.1.sum_all()?.backward()?;
-        let grad = |t: &Tensor| t.grad().ok_or(Error::Backward("no gradient".to_owned()));
+        let grad = |t: &Tensor| t.grad().ok_or(Error::backward("no gradient"));
         grad(&bias)?.to_dtype(DType::F32)?.add(&grad(&weight)?.to_dtype(DType::F32)?.sum([1], false)?)
     };
     let mut captured = device.capture(step)?;

@@ -356,7 +356,7 @@ fn inputs_of_another_shape_or_dtype_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones([4, 3], DType::F32, device)?;
     let mut step = device.capture_with(&[&x], |t| t[0].mul(2.0)?.add(1.0))?;
     let wide = Tensor::ones([4, 5], DType::F32, device)?;
-    let message = |result: CoreResult<Tensor>| result.err().map(|e| e.to_string()).unwrap_or_default();
+    let message = |result: CoreResult<Tensor>| result.err().map(|e| e.message()).unwrap_or_default();
     let shape = message(step.run(&[&wide]));
     ensure!(
         shape.contains("[4, 3]") && shape.contains("[4, 5]") && shape.contains("capture it again"),

@@ -40,7 +40,7 @@ fn innermost(error: Error) -> Error {
 
 fn is_of_devices<T>(result: CoreResult<T>, what: &str) -> Result<()> {
     match result.map_err(innermost) {
-        Err(Error::Device { op, left, right }) => {
+        Err(Error::Device { op, left, right, .. }) => {
             ensure!(left != right && !op.is_empty(), "{what}: {op}, {left}, {right}");
             Ok(())
         }

@@ -97,7 +97,7 @@ impl Backend for FaultyBackend {
     }
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
         if self.fails_downloads.load(Ordering::Relaxed) {
-            return Err(Error::Argument { op: "download", message: NO_DOWNLOAD.to_owned() });
+            return Err(Error::argument("download", NO_DOWNLOAD));
         }
         self.inner.download(src, data)
     }

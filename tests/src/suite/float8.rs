@@ -293,7 +293,7 @@ fn other_operations_refuse_float8(device: &Device) -> Result<()> {
         ensure!(x.to_leaf().is_err() && x.zeros_like()?.to_f64s()? == [0.0; 16]);
         // A cast that would lose the gradient is an error.
         let leaf = wide.to_leaf()?;
-        ensure!(matches!(leaf.to_dtype(dtype), Err(Error::NoGradient { op: "to_dtype" })));
+        ensure!(matches!(leaf.to_dtype(dtype), Err(Error::NoGradient { op: "to_dtype", .. })));
         leaf.detach().to_dtype(dtype)?;
     }
     Ok(())

@@ -23,11 +23,11 @@ impl SplitMix64 {
     }
 }
 
-/// Returns the message of an operation that must fail.
+/// Returns the message of an operation that must fail, without the line of the call.
 pub(super) fn message<T>(result: CoreResult<T>) -> Result<String> {
     match result {
         Ok(_) => anyhow::bail!("it must fail"),
-        Err(error) => Ok(error.to_string()),
+        Err(error) => Ok(error.message()),
     }
 }
 

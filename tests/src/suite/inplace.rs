@@ -152,7 +152,7 @@ fn forms_in_place_equal_the_others(device: &Device) -> Result<()> {
 
 fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
     let w = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
-    let error = w.mul_(2.0).err().context("a leaf was changed")?.to_string();
+    let error = w.mul_(2.0).err().context("a leaf was changed")?.message();
     ensure!(
         error == "mul_: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
         "{error}"

@@ -310,7 +310,7 @@ fn wrong_shapes_are_named(device: &Device) -> Result<()> {
     let ones = |shape: &[usize]| Tensor::ones(shape, DType::F32, device);
     let (x, weight) = (ones(&[2, 3])?, ones(&[4, 3])?);
     let text = |result: forebay::error::Result<Tensor>| {
-        result.err().map(|error| error.to_string()).unwrap_or_default()
+        result.err().map(|error| error.message()).unwrap_or_default()
     };
     let messages = [
         (text(x.linear(&ones(&[4, 5])?, None)), "takes 5 features"),

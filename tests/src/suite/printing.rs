@@ -15,7 +15,7 @@ tests![
     large_tensors_are_read_only_at_their_edges,
     tensors_without_elements_print_their_shape,
     gradients_are_named,
-    debug_prints_the_elements_too,
+    debug_prints_the_elements_of_short_tensors,
     debug_never_fails,
 ];
 
@@ -24,7 +24,8 @@ fn prints(x: &Tensor, expected: &str) -> Result<()> {
     let expected = expected.replace("'D'", &format!("'{}'", x.device()));
     let (display, debug) = (x.to_string(), format!("{x:?}"));
     ensure!(display == expected, "printed:\n{display}\nexpected:\n{expected}");
-    ensure!(debug == expected, "with debug:\n{debug}\nexpected:\n{expected}");
+    let is_short = x.numel() <= 1000;
+    ensure!(!is_short || debug == expected, "with debug:\n{debug}\nexpected:\n{expected}");
     Ok(())
 }
 
@@ -142,10 +143,16 @@ fn gradients_are_named(d: &Device) -> Result<()> {
     prints(&empty, "tensor([], device='D', requires_grad=True)")
 }
 
-fn debug_prints_the_elements_too(d: &Device) -> Result<()> {
+fn debug_prints_the_elements_of_short_tensors(d: &Device) -> Result<()> {
     let pair = Some((tensor(&[1.5], &[1], d)?, 7));
     let text = format!("{pair:?}");
     ensure!(text == format!("Some((tensor([1.5000], device='{d}'), 7))"), "{text}");
+    // A long tensor has its shape in place of elements, and is not read.
+    let weight = Tensor::zeros([7, 200], DType::F32, d)?.to_leaf()?;
+    let text = format!("{weight:?}");
+    ensure!(text == format!("tensor(..., device='{d}', shape=[7, 200], requires_grad=True)"), "{text}");
+    let text = format!("{:?}", count(&[7, 200], d)?);
+    ensure!(text == format!("tensor(..., device='{d}', shape=[7, 200], dtype=i32)"), "{text}");
     Ok(())
 }
 

@@ -69,7 +69,7 @@ fn times_lie_within_those_of_the_host(device: &Device) -> Result<()> {
 
 fn one_profiler_at_a_time(device: &Device) -> Result<()> {
     let first = Profiler::start(device)?;
-    let refused = Profiler::start(device).err().map(|error| error.to_string());
+    let refused = Profiler::start(device).err().map(|error| error.message());
     ensure!(refused.as_deref().is_some_and(|text| text.contains("recorded by another")), "{refused:?}");
     drop(first);
     Profiler::start(device)?.finish()?;

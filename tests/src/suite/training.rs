@@ -529,7 +529,7 @@ fn a_tensor_dataset_has_the_rows_of_its_tensors(device: &Device) -> Result<()> {
     ensure!(Tensor::cat(&targets, 0)?.to_vec::<i64>()? == y.to_vec::<i64>()?, "targets");
 
     let error = |result: CoreResult<TensorDataset<f32, i64>>| {
-        result.err().map(|e| e.to_string()).context("the tensors were accepted")
+        result.err().map(|e| e.message()).context("the tensors were accepted")
     };
     let message = error(TensorDataset::new(&x, &y.narrow(0, 0, 4)?))?;
     ensure!(message.contains("[5, 3, 2]") && message.contains("[4]"), "{message}");

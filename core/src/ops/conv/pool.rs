@@ -133,6 +133,7 @@ impl<const N: usize> PoolOptions<N> {
         Ok(indices)
     }
 
+    #[track_caller]
     fn output_extent(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
         // Larger values fit no input, and positions would overflow the kernel's integers.
@@ -203,6 +204,7 @@ struct PoolPlan {
 }
 
 impl PoolPlan {
+    #[track_caller]
     fn new(
         op: &'static str,
         kind: PoolKind,
@@ -233,6 +235,7 @@ impl PoolPlan {
         Ok(Self { op, kind, options: window, input_shape: x.shape().into(), output_shape })
     }
 
+    #[track_caller]
     fn adaptive_max(x: &Tensor, output: [usize; 2]) -> Result<Self> {
         Self::new("adaptive_max_pool2d", PoolKind::AdaptiveMax, x, Pool2dOptions::new(1), Some(output))
     }

@@ -8,12 +8,14 @@ use crate::ops::conv::pool::{
 use crate::ops::prelude::*;
 
 /// Pools a volume \[.., depth, height, width\] over its images, then along its depth.
+#[track_caller]
 fn pool_volume(
     op: &'static str,
     x: &Tensor,
     images: impl FnOnce(&Tensor) -> Result<Tensor>,
     depth: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
+    let _call = memory::scope::enter_call();
     let &[ref lead @ .., d, h, w] = x.shape() else {
         fail!(shape(op, [x]), "takes [batch, channels, depth, height, width]")
     };
@@ -27,7 +29,9 @@ fn pool_volume(
 }
 
 /// Pools a signal as an image with one row.
+#[track_caller]
 fn pool_signal(x: &Tensor, row: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let _call = memory::scope::enter_call();
     row(&x.unsqueeze(-2)?)?.squeeze(-2)
 }
 
@@ -215,6 +219,7 @@ fn lp_pool<const N: usize>(
     window: PoolOptions<N>,
     mean: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
+    let _call = memory::scope::enter_call();
     fail_if!(window.padding != [0; N]; argument(op), "takes windows without padding; `pad` the input");
     fail_if!(!p.is_finite() || p == 0.0;
         argument(op), "takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");

@@ -106,6 +106,7 @@ pub(crate) fn padded_extent(extent: usize, padding: usize) -> usize {
 }
 
 /// Checks that no option is below `least` or above the largest extent, and returns the values.
+#[track_caller]
 pub(crate) fn check_option<const N: usize>(
     op: &'static str,
     what: &str,
@@ -117,6 +118,7 @@ pub(crate) fn check_option<const N: usize>(
 
 /// Checks that no value is below `least` or above the largest extent, and returns the values.
 #[doc(hidden)]
+#[track_caller]
 pub fn check_at_least<const N: usize>(
     op: &'static str,
     what: &str,
@@ -132,6 +134,7 @@ pub fn check_at_least<const N: usize>(
 
 /// Checks the rank: an optional batch, channels and `N` spatial dimensions. Returns the tensor with a batch,
 /// and true if the batch was added.
+#[track_caller]
 pub(crate) fn ensure_batched<const N: usize>(op: &'static str, x: &Tensor) -> Result<(Tensor, bool)> {
     match x.rank() {
         r if r == N + 2 => Ok((x.clone(), false)),

@@ -32,7 +32,7 @@ macro_rules! binary {
             $(
                 $(#[$doc])*
                 #[track_caller]
-                pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+                pub fn $name<'a>(&self, other: impl IntoOperand<'a>) -> Result<Tensor> {
                     run_pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
                 }
                 $(
@@ -42,7 +42,7 @@ macro_rules! binary {
                     /// `other` does not broadcast to this shape. The tensor is a leaf that requires a
                     /// gradient and recording is on. The operation does not support a dtype.
                     #[track_caller]
-                    pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
+                    pub fn $inplace<'a>(&self, other: impl IntoOperand<'a>) -> Result<()> {
                         run_pointwise_inplace(stringify!($inplace), &$name, self, &[other.into()], &[])
                     }
                 )?
@@ -226,8 +226,8 @@ macro_rules! ternary {
                 #[track_caller]
                 pub fn $name<'a>(
                     &self,
-                    $b: impl Into<Operand<'a>>,
-                    $c: impl Into<Operand<'a>>,
+                    $b: impl IntoOperand<'a>,
+                    $c: impl IntoOperand<'a>,
                     $($value: impl Into<Scalar>,)?
                 ) -> Result<Tensor> {
                     let operands = [self.into(), $b.into(), $c.into()];
@@ -238,8 +238,8 @@ macro_rules! ternary {
                 #[track_caller]
                 pub fn $inplace<'a>(
                     &self,
-                    $b: impl Into<Operand<'a>>,
-                    $c: impl Into<Operand<'a>>,
+                    $b: impl IntoOperand<'a>,
+                    $c: impl IntoOperand<'a>,
                     $($value: impl Into<Scalar>,)?
                 ) -> Result<()> {
                     let operands = [$b.into(), $c.into()];
@@ -271,7 +271,7 @@ impl Tensor {
     /// `condition` is not bool, the shapes do not broadcast, or an integer is outside the integer dtype.
     #[doc(alias = "where")]
     #[track_caller]
-    pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+    pub fn where_<'a>(&self, condition: &Tensor, other: impl IntoOperand<'a>) -> Result<Tensor> {
         Self::where_cond(condition, self, other)
     }
 
@@ -292,8 +292,8 @@ impl Tensor {
     #[track_caller]
     pub fn where_cond<'a, 'b>(
         condition: &Tensor,
-        a: impl Into<Operand<'a>>,
-        b: impl Into<Operand<'b>>,
+        a: impl IntoOperand<'a>,
+        b: impl IntoOperand<'b>,
     ) -> Result<Tensor> {
         launch::check_bool_mask("where", condition)?;
         let (a, b) = (a.into(), b.into());
@@ -312,13 +312,14 @@ impl Tensor {
     /// # Errors
     /// `mask` is not bool, the shapes do not broadcast, or the dtype cannot hold the scalar.
     #[track_caller]
-    pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
+    pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl IntoOperand<'a>) -> Result<Tensor> {
         launch::check_bool_mask("masked_fill", mask)?;
         let value = self.fill_operand("masked_fill", value.into())?;
         run_pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
     }
 
     /// Casts a scalar fill value to the tensor's type.
+    #[track_caller]
     pub(crate) fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
         let Operand::Scalar(scalar) = value else { return Ok(value) };
         match scalar.convert_to(self.dtype()) {
@@ -339,7 +340,7 @@ impl Tensor {
     /// The shapes do not broadcast, or the dtype is bool.
     #[doc(alias = "clip")]
     #[track_caller]
-    pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
+    pub fn clamp<'a>(&self, min: impl IntoOperand<'a>, max: impl IntoOperand<'a>) -> Result<Tensor> {
         let (min, max) = (min.into(), max.into());
         run_pointwise(select_clamp_op(&min, &max), &[self.into(), min, max], &[])
     }
@@ -347,7 +348,7 @@ impl Tensor {
     /// Clamps `self` from below: [`clamp`](Self::clamp) by a scalar, [`maximum`](Self::maximum) with a
     /// tensor.
     #[track_caller]
-    pub fn clamp_min<'a>(&self, min: impl Into<Operand<'a>>) -> Result<Tensor> {
+    pub fn clamp_min<'a>(&self, min: impl IntoOperand<'a>) -> Result<Tensor> {
         match min.into() {
             min @ Operand::Scalar(_) if self.dtype().is_float() => self.clamp(min, f64::INFINITY),
             min => self.maximum(min),
@@ -357,7 +358,7 @@ impl Tensor {
     /// Clamps `self` from above: [`clamp`](Self::clamp) by a scalar, [`minimum`](Self::minimum) with a
     /// tensor.
     #[track_caller]
-    pub fn clamp_max<'a>(&self, max: impl Into<Operand<'a>>) -> Result<Tensor> {
+    pub fn clamp_max<'a>(&self, max: impl IntoOperand<'a>) -> Result<Tensor> {
         match max.into() {
             max @ Operand::Scalar(_) if self.dtype().is_float() => self.clamp(f64::NEG_INFINITY, max),
             max => self.minimum(max),
@@ -370,7 +371,7 @@ impl Tensor {
     /// `mask` is not bool. `mask` or `value` does not broadcast to this shape. The tensor is a leaf that
     /// requires a gradient and recording is on.
     #[track_caller]
-    pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
+    pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl IntoOperand<'a>) -> Result<()> {
         launch::check_bool_mask("masked_fill_", mask)?;
         let value = self.fill_operand("masked_fill_", value.into())?;
         let cast = self.cast_fill_tensor(value)?;
@@ -392,7 +393,7 @@ impl Tensor {
     /// Replaces every element by `value`, a scalar or a zero-dimensional tensor.
     #[doc(alias = "fill_diagonal_")]
     #[track_caller]
-    pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
+    pub fn fill_<'a>(&self, value: impl IntoOperand<'a>) -> Result<()> {
         let value = self.fill_operand("fill_", value.into())?;
         let cast = self.cast_fill_tensor(value)?;
         run_pointwise_inplace("fill_", &FILL_, self, &[cast.as_ref().map_or(value, Operand::Tensor)], &[])
@@ -407,7 +408,7 @@ impl Tensor {
     /// Applies [`clamp`](Self::clamp) in place.
     #[doc(alias = "clip_")]
     #[track_caller]
-    pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
+    pub fn clamp_<'a>(&self, min: impl IntoOperand<'a>, max: impl IntoOperand<'a>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
         run_pointwise_inplace("clamp_", select_clamp_op(&min, &max), self, &[min, max], &[])
     }

@@ -81,7 +81,7 @@ impl ExprEnv<'_> {
     /// Describes an expression that has no gradient here. None exists: the tests evaluate all expressions of the
     /// tables of operations.
     fn not_differentiable_error(&self, what: String) -> Error {
-        Error::Backward(format!("`{}`: its gradient cannot be differentiated: {what}", self.op))
+        Error::backward(format!("`{}`: its gradient cannot be differentiated: {what}", self.op))
     }
 
     fn to_tensor(&self, value: ExprValue) -> Result<Tensor> {

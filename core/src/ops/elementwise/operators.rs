@@ -33,8 +33,8 @@ macro_rules! impl_operator {
 /// Implements operators of a tensor, owned or borrowed, with a tensor or a scalar.
 macro_rules! impl_tensor_lhs_ops {
     ($($operator:ident $method:ident),*) => {$(
-        impl_operator!([<'a, R: Into<Operand<'a>>>] $operator<R> for &Tensor, $method |x, y| Tensor::$method(x, y));
-        impl_operator!([<'a, R: Into<Operand<'a>>>] $operator<R> for Tensor, $method |x, y| Tensor::$method(&x, y));
+        impl_operator!([<'a, R: IntoOperand<'a>>] $operator<R> for &Tensor, $method |x, y| Tensor::$method(x, y));
+        impl_operator!([<'a, R: IntoOperand<'a>>] $operator<R> for Tensor, $method |x, y| Tensor::$method(&x, y));
         impl_operator!([] $operator<Tensor> for &Tensor, $method |x, y| Tensor::$method(x, &y));
         impl_operator!([] $operator<Tensor> for Tensor, $method |x, y| Tensor::$method(&x, &y));
     )*};

@@ -36,6 +36,17 @@ impl<'a> Operand<'a> {
     }
 }
 
+/// Arguments that are an operand: a reference to a tensor, or a number of the host.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an operand: a reference to a tensor, or a number",
+    label = "not an operand",
+    note = "an operation returns a `Result`; `?` gives its tensor, in brackets before an operator: `&a + (&b * 2.0)?`"
+)]
+pub trait IntoOperand<'a>: Into<Operand<'a>> {}
+
+#[diagnostic::do_not_recommend]
+impl<'a, T: Into<Operand<'a>>> IntoOperand<'a> for T {}
+
 impl<'a> From<&'a Tensor> for Operand<'a> {
     fn from(t: &'a Tensor) -> Self {
         Self::Tensor(t)
@@ -608,7 +619,7 @@ impl PointwiseBackward {
         let g = grad.grad;
         match self.op.grads[*k] {
             // The forward pass has already refused this case.
-            GradRule::None => Err(Error::NoGradient { op: self.op.name }),
+            GradRule::None => Err(Error::no_gradient(self.op.name)),
             GradRule::Zero => Tensor::zeros(shape, *dtype, g.device()),
             GradRule::Expr("g", _) => {
                 // A copy in this type has no history for `create_graph`.

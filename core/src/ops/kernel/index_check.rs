@@ -6,7 +6,6 @@
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
-use std::panic::Location;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -124,9 +123,8 @@ pub(crate) fn find_outside(
 ) -> Result<()> {
     let found = values.to_integers()?.into_iter().enumerate().find(|&(at, i)| !inside(at, i));
     let Some((at, i)) = found else { return Ok(()) };
-    let site = scope::current().site.unwrap_or(Location::caller());
     let scope_op = scope::current().op;
     let op = if scope_op.is_empty() { op } else { scope_op };
-    let text = format!("{element} {i}, number {at} of {tensor}, is outside {range}; asked for at {site}");
+    let text = format!("{element} {i}, number {at} of {tensor}, is outside {range}");
     Err(Error::argument(op, text))
 }

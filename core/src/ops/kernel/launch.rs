@@ -95,20 +95,23 @@ pub(crate) fn dtype_name_of(t: Option<&Tensor>) -> &'static str {
     t.map_or("", |t| shader_dtype_name(t.dtype(), t.device()))
 }
 
+#[track_caller]
 pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
     let reason = match dtype {
         DType::I64 if !device.info().features.i64 => "the adapter has no 64-bit integers; cast to i32",
         DType::F64 if !device.info().features.f64 => "the adapter has no 64-bit floats; cast to f32",
         _ => return Ok(()),
     };
-    Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
+    Err(Error::unsupported(op, device, reason))
 }
 
 /// Checks the type of a kernel that computes i64 as two words on devices without 64-bit integers.
+#[track_caller]
 pub(crate) fn check_device_dtype_or_words(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
     if dtype == DType::I64 { Ok(()) } else { check_device_dtype(op, dtype, device) }
 }
 
+#[track_caller]
 pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
     fail_if!(t.dtype().is_storage_only();
         dtype(op, t.dtype()), "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first");
@@ -122,6 +125,7 @@ fn check_all_computable(tensors: &[&Tensor]) -> Result<()> {
     storage_only.map_or(Ok(()), |t| check_computable(scope::current().op, t))
 }
 
+#[track_caller]
 pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
     fail_if!(mask.dtype() != DType::Bool;
         dtype(op, mask.dtype()), "the mask is bool; compare, or cast with `to_dtype`");
@@ -258,7 +262,7 @@ fn too_many_iterations_error(device: &Device, iterations: usize) -> Error {
     let reason = format!(
         "a loop would take {iterations} iterations, and its driver ends loops after {max_iterations}: use smaller extents, or a GPU"
     );
-    Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
+    Error::unsupported(scope::current().op, device, reason)
 }
 
 /// Enqueues as [`enqueue`] does, from the words of the uniform block, whose number is a multiple of four.

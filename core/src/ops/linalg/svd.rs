@@ -83,6 +83,7 @@ pub(crate) struct BatchedMatrixShape<'a> {
     pub(crate) n: usize,
 }
 
+#[track_caller]
 pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<BatchedMatrixShape<'a>> {
     fail_if!(!matches!(x.dtype(), DType::F32 | DType::F64);
         dtype(op, x.dtype()), "takes f32 and f64; cast with `to_dtype`");

@@ -92,7 +92,7 @@ type HeadGrads = [Option<Tensor>; 2];
 fn scale_grads(grads: &mut Option<HeadGrads>, g: &Tensor, retain_graph: bool) -> Result<HeadGrads> {
     let of_one = if retain_graph { grads.clone() } else { grads.take() };
     let Some([dx, dw]) = of_one else {
-        return Err(Error::Backward(format!(
+        return Err(Error::backward(format!(
             "`{OP}` has released its gradients in an earlier backward pass; retain the graph there with `GradOptions`"
         )));
     };

@@ -78,6 +78,7 @@ pub(crate) fn choose_threads_per_row(extent: usize, across: bool) -> usize {
 }
 
 /// Checks that the dtype is a float of at most 32 bits.
+#[track_caller]
 pub(crate) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
     match x.dtype() {
         DType::F32 | DType::F16 | DType::BF16 => Ok(()),

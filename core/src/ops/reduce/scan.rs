@@ -301,6 +301,7 @@ impl Tensor {
         self.exclusive_cumprod(dim, false)?.mul(&self.exclusive_cumprod(dim, true)?)
     }
 
+    #[track_caller]
     fn cumulative_extreme(&self, op: &'static str, combine: ScanOp, dim: isize) -> Result<(Tensor, Tensor)> {
         let (value, indices) = Scan::new(op, combine).run(self, dim)?;
         let Some(indices) = indices else {
@@ -326,6 +327,7 @@ impl Tensor {
 
     /// Returns twice the areas of the trapezoids between neighbours along `dim`. `spacing` is their distance,
     /// or a tensor of points; one-dimensional points apply along `dim`.
+    #[track_caller]
     fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
         operation!(op);
         let d = normalize_dim(op, dim, self.rank())?;
@@ -356,7 +358,7 @@ impl Tensor {
     /// The tensor has no dimensions, `dim` is out of range, or the points do not broadcast.
     #[doc(alias = "trapz")]
     #[track_caller]
-    pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
+    pub fn trapezoid<'a>(&self, spacing: impl IntoOperand<'a>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
         dispatch_in_f32!("trapezoid", [self], |x| x.trapezoid(spacing, dim));
         self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum([dim], false)?.mul(0.5)
@@ -364,7 +366,7 @@ impl Tensor {
 
     /// Computes the cumulative integral along `dim`, one element less: see [`trapezoid`](Self::trapezoid).
     #[track_caller]
-    pub fn cumulative_trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
+    pub fn cumulative_trapezoid<'a>(&self, spacing: impl IntoOperand<'a>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
         dispatch_in_f32!("cumulative_trapezoid", [self], |x| x.cumulative_trapezoid(spacing, dim));
         self.doubled_trapezoid_areas("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
@@ -381,7 +383,7 @@ impl Tensor {
     #[track_caller]
     pub fn gradient<'a>(
         &self,
-        spacing: impl Into<Operand<'a>>,
+        spacing: impl IntoOperand<'a>,
         dim: isize,
         edge_order: usize,
     ) -> Result<Tensor> {

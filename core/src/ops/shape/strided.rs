@@ -179,6 +179,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The numbers of strides and extents differ, or the view exceeds the storage.
+    #[track_caller]
     pub fn as_strided(
         &self,
         size: impl IntoShape,
@@ -257,6 +258,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range, `size` exceeds the extent, or `step` is 0.
+    #[track_caller]
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Tensor> {
         const OP: &str = "unfold";
         let d = normalize_dim(OP, dim, self.rank())?;

@@ -8,6 +8,7 @@ use crate::tensor::shape::{Extents, IntoShape, impossible_extent_hint, infer_sha
 const MAX_SPLITS: usize = 1 << 20;
 
 /// Fails if a split has too many parts.
+#[track_caller]
 fn check_split_count(op: &'static str, count: usize) -> Result<()> {
     fail_if!(count > MAX_SPLITS; argument(op),
         "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed");
@@ -36,6 +37,7 @@ impl Tensor {
 
     /// Returns a recorded view of a part. The gradient is zero elsewhere. `part` takes the same part of
     /// another tensor of this shape, and is a `range` of one dimension if there is one.
+    #[track_caller]
     fn differentiable_subview(
         &self,
         op: &'static str,
@@ -58,11 +60,13 @@ impl Tensor {
     ///
     /// # Errors
     /// The numbers of elements differ.
+    #[track_caller]
     pub fn reshape(&self, shape: impl IntoShape) -> Result<Tensor> {
         self.reshape_inferred(infer_shape("reshape", self.shape(), &shape.to_extents())?)
     }
 
     /// Returns the elements in a shape with as many elements.
+    #[track_caller]
     fn reshape_inferred(&self, shape: Dims) -> Result<Tensor> {
         let Some(strides) = self.layout().compute_view_strides(&shape) else {
             return self.contiguous()?.reshape_inferred(shape);
@@ -80,6 +84,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The strides do not allow a view of this shape; use [`reshape`](Self::reshape).
+    #[track_caller]
     pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = infer_shape("view", self.shape(), &shape.to_extents())?;
         fail_if!(self.layout().compute_view_strides(&shape).is_none(); shape("view", &[self.shape(), &shape]),
@@ -91,6 +96,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dims` is not a permutation of the dimensions.
+    #[track_caller]
     pub fn permute(&self, dims: impl IntoDims) -> Result<Tensor> {
         let rank = self.rank();
         let dims = dims.to_dims().unwrap_or_else(|| (0..rank as isize).collect());
@@ -124,6 +130,7 @@ impl Tensor {
     #[doc(alias = "adjoint")]
     #[doc(alias = "swapaxes")]
     #[doc(alias = "swapdims")]
+    #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
@@ -139,6 +146,7 @@ impl Tensor {
     ///
     /// # Errors
     /// There are more than two dimensions.
+    #[track_caller]
     pub fn t(&self) -> Result<Tensor> {
         match self.rank() {
             0 | 1 => Ok(self.clone()),
@@ -151,11 +159,13 @@ impl Tensor {
     ///
     /// # Errors
     /// An extent is neither 1 nor that of `shape`.
+    #[track_caller]
     pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Tensor> {
         self.broadcast_to_shape("broadcast_to", &new_shape("broadcast_to", shape)?)
     }
 
     /// Broadcasts for the operation `op`, which errors name.
+    #[track_caller]
     pub(crate) fn broadcast_to_shape(&self, op: &'static str, shape: &[usize]) -> Result<Tensor> {
         if shape == self.shape() {
             return Ok(self.clone());
@@ -168,20 +178,20 @@ impl Tensor {
     }
 
     /// Expands as [`broadcast_to`](Self::broadcast_to) does. An extent of -1 stays as it is.
+    #[track_caller]
     pub fn expand(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = shape.to_extents();
         fail_if!(shape.contains(&isize::MAX); argument("expand"),
             "{shape:?} has an impossible extent{}", impossible_extent_hint(&shape));
         let skip = shape.len().saturating_sub(self.rank());
-        let target = shape
-            .iter()
-            .enumerate()
-            .map(|(d, &n)| match n {
-                -1 if d >= skip => Ok(self.shape()[d - skip]),
-                n if n >= 0 => Ok(n as usize),
-                n => Err(Error::argument("expand", format!("extent {n} of new dimension {d} is negative"))),
-            })
-            .collect::<Result<Dims>>()?;
+        let mut target = Dims::with_capacity(shape.len());
+        for (d, &n) in shape.iter().enumerate() {
+            target.push(match n {
+                -1 if d >= skip => self.shape()[d - skip],
+                n if n >= 0 => n as usize,
+                n => fail!(argument("expand"), "extent {n} of new dimension {d} is negative"),
+            });
+        }
         self.broadcast_to_shape("expand", &target)
     }
 
@@ -207,6 +217,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is not between -rank - 1 and rank.
+    #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Tensor> {
         let rank = self.rank() as isize;
         fail_if!(dim < -rank - 1 || dim > rank;
@@ -221,6 +232,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range.
+    #[track_caller]
     pub fn squeeze(&self, dim: isize) -> Result<Tensor> {
         let at = normalize_dim("squeeze", dim, self.rank())?;
         if self.shape().get(at) != Some(&1) {
@@ -232,6 +244,7 @@ impl Tensor {
     }
 
     /// Returns a view without the dimensions of extent 1.
+    #[track_caller]
     pub fn squeeze_all(&self) -> Result<Tensor> {
         let shape: Dims = self.shape().iter().copied().filter(|&n| n != 1).collect();
         self.reshape(&shape[..])
@@ -242,6 +255,7 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range, or `end` comes before `start`.
     #[doc(alias = "ravel")]
+    #[track_caller]
     pub fn flatten(&self, start: isize, end: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("flatten", start, self.rank())?, normalize_dim("flatten", end, self.rank())?);
@@ -259,6 +273,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The product of the sizes is not the extent.
+    #[track_caller]
     pub fn unflatten(&self, dim: isize, sizes: impl IntoShape) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
         fail_if!(self.rank() == 0; shape("unflatten", [self]),
@@ -275,6 +290,7 @@ impl Tensor {
     /// # Errors
     /// The range exceeds the dimension.
     #[doc(alias = "narrow_copy")]
+    #[track_caller]
     pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Tensor> {
         let d = normalize_dim("narrow", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
@@ -292,6 +308,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range, or `step` is 0.
+    #[track_caller]
     pub fn slice_dim(&self, dim: isize, start: usize, stop: usize, step: usize) -> Result<Tensor> {
         let d = normalize_dim("slice_dim", dim, self.rank())?;
         fail_if!(step == 0 || self.rank() == 0;
@@ -311,6 +328,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` or `index` is out of range.
+    #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Tensor> {
         let d = normalize_dim("select", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0) as isize;
@@ -330,6 +348,7 @@ impl Tensor {
 
     /// Returns the diagonal of two dimensions, `offset` above the main one, as the last dimension.
     #[doc(alias = "fill_diagonal_")]
+    #[track_caller]
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
@@ -357,12 +376,14 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range, or `size` is 0.
+    #[track_caller]
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
         fail_if!(size == 0 && extent > 0; argument("split"), "takes parts of at least one index");
         let count = if extent == 0 { 1 } else { extent.div_ceil(size) };
         check_split_count("split", count)?;
+        let _call = memory::scope::enter_call();
         (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
     }
 
@@ -370,6 +391,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The sizes do not add up to the extent.
+    #[track_caller]
     pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split_with_sizes", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
@@ -391,6 +413,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range, or `chunks` is 0.
+    #[track_caller]
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("chunk", dim, self.rank())?;
         fail_if!(chunks == 0; argument("chunk"), "takes at least one chunk");
@@ -406,6 +429,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range, the rank is 0, or `sections` is 0.
+    #[track_caller]
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         fail_if!(sections == 0; argument("tensor_split"), "takes at least one section");
@@ -417,6 +441,7 @@ impl Tensor {
 
     /// Splits one dimension before these indices: PyTorch's `tensor_split` with indices. Negative indices
     /// count from the end, and a part that ends before its start is empty.
+    #[track_caller]
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         let resolve_bound = |&i: &isize| match i {
@@ -432,6 +457,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The rank is 0, or `sections` does not divide the extent.
+    #[track_caller]
     pub fn hsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("hsplit", sections, 1, isize::from(self.rank() > 1))
     }
@@ -440,6 +466,7 @@ impl Tensor {
     ///
     /// # Errors
     /// There are fewer than two dimensions, or `sections` does not divide the extent.
+    #[track_caller]
     pub fn vsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("vsplit", sections, 2, 0)
     }
@@ -448,10 +475,12 @@ impl Tensor {
     ///
     /// # Errors
     /// There are fewer than three dimensions, or `sections` does not divide the extent.
+    #[track_caller]
     pub fn dsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("dsplit", sections, 3, 2)
     }
 
+    #[track_caller]
     fn split_evenly(
         &self,
         op: &'static str,
@@ -466,6 +495,7 @@ impl Tensor {
         self.tensor_split(sections, dim)
     }
 
+    #[track_caller]
     fn checked_split_extent(&self, dim: isize) -> Result<usize> {
         fail_if!(self.rank() == 0; shape("tensor_split", [self]), "takes at least one dimension");
         let d = normalize_dim("tensor_split", dim, self.rank())?;
@@ -473,6 +503,7 @@ impl Tensor {
     }
 
     /// Returns the slices of the tensor along `dim`, as views without this dimension.
+    #[track_caller]
     pub fn unbind(&self, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("unbind", dim, self.rank())?;
         let Some(&extent) = self.shape().get(d) else {

@@ -98,7 +98,7 @@ impl Tensor {
     #[track_caller]
     pub fn quantile<'a>(
         &self,
-        q: impl Into<Operand<'a>>,
+        q: impl IntoOperand<'a>,
         dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
@@ -110,7 +110,7 @@ impl Tensor {
     #[track_caller]
     pub fn nanquantile<'a>(
         &self,
-        q: impl Into<Operand<'a>>,
+        q: impl IntoOperand<'a>,
         dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,

@@ -94,7 +94,7 @@ impl Tensor {
     /// # Errors
     /// A tolerance is negative, or the shapes do not broadcast.
     #[track_caller]
-    pub fn isclose<'a>(&self, other: impl Into<Operand<'a>>, options: &IsCloseOptions) -> Result<Tensor> {
+    pub fn isclose<'a>(&self, other: impl IntoOperand<'a>, options: &IsCloseOptions) -> Result<Tensor> {
         let &IsCloseOptions { rtol, atol, equal_nan } = options;
         fail_if!(!(rtol >= 0.0 && atol >= 0.0);
             argument("isclose"), "takes bounds of at least 0, got {rtol} and {atol}");

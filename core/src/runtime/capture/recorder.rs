@@ -506,6 +506,7 @@ impl CaptureRecording {
     }
 }
 
+#[track_caller]
 pub(crate) fn capture_error(op: &'static str, reason: &str) -> Error {
-    Error::Capture { op, reason: reason.to_owned() }
+    Error::capture(op, reason)
 }

@@ -53,6 +53,7 @@ impl Device {
     ///
     /// # Errors
     /// The device is lost.
+    #[track_caller]
     pub fn dlpack_request(&self, producer: (i32, i32)) -> Result<DlpackRequest> {
         let max_version = Some((VERSION.major, VERSION.minor));
         let mut request = DlpackRequest { max_version, ..DlpackRequest::default() };

@@ -156,7 +156,7 @@ pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
 pub(super) fn invalid_arguments_of_modules_are_refused(device: &Device) -> Result<()> {
     let x = randn(&[2, 5, 8], device)?;
     let says = |what: &str, result: forebay::error::Result<()>, part: &str| -> Result<()> {
-        let text = result.err().map(|e| e.to_string()).unwrap_or_default();
+        let text = result.err().map(|e| e.message()).unwrap_or_default();
         ensure!(text.contains(part), "{what}: `{text}` has no `{part}`");
         Ok(())
     };

@@ -39,7 +39,7 @@ impl Tied {
 }
 
 fn ensure_message<T>(result: forebay::error::Result<T>, part: &str) -> Result<()> {
-    let text = result.err().map(|e| e.to_string()).unwrap_or_default();
+    let text = result.err().map(|e| e.message()).unwrap_or_default();
     ensure!(text.contains(part), "`{text}` has no `{part}`");
     Ok(())
 }
