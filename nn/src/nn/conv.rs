@@ -196,7 +196,7 @@ macro_rules! conv_layers {
             |text| {
                 let ConvOptions { same_padding, padding_mode, .. } = this.options;
                 text.set_if(same_padding, "padding", "same")
-                    .set_if(padding_mode != PadMode::Constant(0.0), "padding_mode", format_args!("{padding_mode:?}"))
+                    .set_if(padding_mode != PadMode::Constant(0.0.into()), "padding_mode", format_args!("{padding_mode:?}"))
             }
         }
         conv_layer! {

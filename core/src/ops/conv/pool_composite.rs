@@ -180,7 +180,7 @@ impl Tensor {
         let [d, h, w] = output;
         let images = |x: &Tensor| adaptive_max_pool2d_with_i32_indices(x, [h, w]);
         let depth = |x: &Tensor| adaptive_max_pool2d_with_i32_indices(x, [d, h * w]);
-        find_volume_maxima("adaptive_max_pool3d_with_indices", self, images, depth, |_, _| None)
+        find_volume_maxima("adaptive_max_pool3d_with_indices", self, images, depth, |_, _| Ok(None))
     }
 
     /// Returns the p-norm (Σ x^p)^(1/p) of each window of images, or NaN if a negative sum has no real root.
