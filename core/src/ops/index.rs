@@ -657,8 +657,14 @@ impl Tensor {
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
         let factor = alpha.to_integer();
-        fail_if!(!self.dtype().is_float() && factor.is_none(); argument("index_add"),
-            "alpha is an i64 where the tensor is {}; got {alpha}", self.dtype());
+        if !self.dtype().is_float() && factor.is_none() {
+            fail_if!(alpha.to_f64().fract() == 0.0; argument("index_add"), "alpha {alpha} is not a value of i64");
+            fail!(
+                argument("index_add"),
+                "alpha is a whole number where the tensor is {}; got {alpha}",
+                self.dtype()
+            );
+        }
         let index = &target.input(self, index)?;
         let scaled = match factor {
             Some(1) => target.input(self, src)?,
