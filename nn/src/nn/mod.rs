@@ -363,11 +363,11 @@ pub trait Module {
     ///     .add(Dropout::new(0.1))
     ///     .add(Linear::without_bias(64, 10, &device)?);
     /// assert_eq!(net.summary().to_string(), "\
-    /// Sequential(                                                      50,880
-    ///   (0): Linear(in_features=784, out_features=64, bias=True)       50,240
+    /// Sequential(                                                 50,880
+    ///   (0): Linear(in_features=784, out_features=64, bias=True)  50,240
     ///   (1): relu()
     ///   (2): Dropout(p=0.1)
-    ///   (3): Linear(in_features=64, out_features=10, bias=False)          640
+    ///   (3): Linear(in_features=64, out_features=10, bias=False)     640
     /// )
     /// 50,880 parameters, 50,880 of them trained");
     /// # Ok::<(), forebay_core::error::Error>(())

@@ -347,7 +347,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
     )?;
     // Rust prints the error of `main` by `Debug`.
     let error = q.matmul(&k.narrow(-1, 0, 3)?).err().context("it must fail")?.with_context("step 1");
-    let text = error.message();
+    let text = error.to_string();
     ensure!(text.starts_with("in step 1: matmul: "), "{text}");
     ensure!(format!("{error:?}") == text, "{error:?}");
     let layer = Linear::new(4, 2, device)?;
