@@ -7,8 +7,8 @@ use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
-use super::composite::{ParamStep, ParamUpdate, PendingWrite};
-use super::state_staging::{StateStaging, max_group_numel};
+use super::composite::{ParamStep, ParamUpdate};
+use super::state_staging::{StateStaging, max_group_numel, warn_offload_failed};
 use crate::{DType, Device, Result, Tag, autograd, check, fail, fail_if, memory};
 use forebay_core::amp;
 use forebay_core::capture::ReplayCtx;
@@ -533,30 +533,19 @@ impl FusedOptimizer {
     fn step_composed(&self, rule: &impl UpdateRule, grads: &[MemberGrads], skips: &[Tensor]) -> Result<()> {
         let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
         let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.step_state.steps(k)).collect();
-        let mut staging = StateStaging::new(&self.groups, self.offloads_state)?;
-        let compute = |(at, group): (usize, &FusedGroup)| -> Result<Vec<PendingWrite>> {
-            staging.bring_states(&self.groups, at)?;
-            let writes = self.compute_writes(rule, group, &grads[at], skips.get(at))?;
-            if self.offloads_state {
-                // Updates wait on the host until those of all groups are computed.
-                writes.iter().try_for_each(|(value, _)| value.offload_())?;
-            }
-            staging.offload_state(&self.groups, at);
-            Ok(writes)
-        };
-        let updates: Result<Vec<_>> = self.groups.iter().enumerate().map(compute).collect();
-        let updates = updates.inspect_err(|_| {
+        let compute = |(at, (group, grads))| self.compute_writes(rule, group, grads, skips.get(at));
+        let updates: Result<Vec<_>> = self.groups.iter().zip(grads).enumerate().map(compute).collect();
+        let writes = updates.inspect_err(|_| {
             // Restores the counts, because no step was made.
             before.iter().enumerate().for_each(|(k, &steps)| self.step_state.set_steps(k, steps));
         })?;
-        staging.restart();
-        for (at, writes) in updates.into_iter().enumerate() {
-            staging.bring_states(&self.groups, at)?;
-            // A copy allocates nothing on the device, except memory of an offloaded value, which the computation
-            // of the updates had needed, too. Each value has the dtype of its destination and its own memory.
-            writes.into_iter().try_for_each(|(value, to)| to.copy_(&value))?;
-            self.store_copies(&self.groups[at], &grads[at]);
-            staging.offload_state(&self.groups, at);
+        // These copies allocate nothing: each value has the dtype of its destination and its own memory.
+        writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
+        for (group, grads) in self.groups.iter().zip(grads) {
+            self.store_copies(group, grads);
+            if let Some(state) = group.state.as_ref().filter(|_| self.offloads_state) {
+                state.offload_().unwrap_or_else(|error| warn_offload_failed(&error));
+            }
         }
         Ok(())
     }

@@ -102,8 +102,7 @@ pub trait Optimizer {
     /// are no larger than two groups of that size, or than the largest group. Call this before the first step,
     /// because existing groups keep their sizes.
     ///
-    /// The updates of [`Lamb`], [`Adafactor`] and [`Muon`] wait on the host until all are computed. [`Lbfgs`]
-    /// needs all of its state at once.
+    /// [`Lamb`], [`Adafactor`], [`Muon`] and [`Lbfgs`] need all of their state at once.
     fn offload_state(&mut self, on: bool) {
         let _ = on;
     }

@@ -96,17 +96,14 @@ impl StateStaging {
                 match staging.bring(state) {
                     // The state comes again when its group steps.
                     Err(error) if next > at && error.is_out_of_memory() => break,
+                    // Earlier groups may have stepped, so the step must not fail.
+                    Err(error) if error.is_out_of_memory() => staging.bring(state)?,
                     result => result?,
                 }
             }
             self.brought = next + 1;
         }
         Ok(())
-    }
-
-    /// Begins again with the first group.
-    pub(super) fn restart(&mut self) {
-        self.brought = 0;
     }
 
     /// Offloads the state of a group that has stepped, and reserves its memory again.
