@@ -12,6 +12,7 @@ use forebay::device::Device;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::tensor::Tensor;
 
+pub mod chains;
 mod generator;
 
 pub(crate) use generator::{ArgGenerator, REDUCTIONS};
