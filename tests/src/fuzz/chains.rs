@@ -76,26 +76,25 @@ impl fmt::Display for ChainSummary {
     }
 }
 
-/// Call of an operation, by its number of tensors.
-#[derive(Clone, Copy)]
-enum Call {
-    Unary(fn(&Tensor) -> CoreResult<Tensor>),
-    Binary(fn(&Tensor, &Tensor) -> CoreResult<Tensor>),
-    Ternary(fn(&Tensor, &Tensor, &Tensor) -> CoreResult<Tensor>),
-}
+/// Operation with its text, its number of tensors, and a call that reads the first of three.
+type Call = (&'static str, usize, fn(&[Tensor; 3]) -> CoreResult<Tensor>);
 
-/// Lists calls with their text.
+/// Lists operations of a number of tensors.
 macro_rules! calls {
-    ($kind:ident: $($name:ident($($argument:expr),*)),* $(,)?) => {
-        &[$((concat!(stringify!($name), "(", $(stringify!($argument), ",",)* ")"), calls!(@$kind $name, $($argument),*))),*]
+    ($count:tt: $($name:ident($($argument:expr),*)),* $(,)?) => {
+        &[$((
+            concat!(stringify!($name) $(, " ", stringify!($argument))*),
+            $count,
+            calls!(@$count $name, $($argument),*),
+        )),*]
     };
-    (@Unary $name:ident, $($argument:expr),*) => { Call::Unary(|a| a.$name($($argument),*)) };
-    (@Binary $name:ident, $($argument:expr),*) => { Call::Binary(|a, b| a.$name(b $(, $argument)*)) };
-    (@Ternary $name:ident, $($argument:expr),*) => { Call::Ternary(|a, b, c| a.$name(b, c $(, $argument)*)) };
+    (@1 $name:ident, $($argument:expr),*) => { |t| t[0].$name($($argument),*) };
+    (@2 $name:ident, $($argument:expr),*) => { |t| t[0].$name(&t[1] $(, $argument)*) };
+    (@3 $name:ident, $($argument:expr),*) => { |t| t[0].$name(&t[1], &t[2] $(, $argument)*) };
 }
 
 const INF: f64 = f64::INFINITY;
-const UNARY: &[(&str, Call)] = calls![Unary:
+const UNARY: &[Call] = calls![1:
     neg(), abs(), square(), sqrt(), reciprocal(), rsqrt(), exp(), log(), log1p(), expm1(), tanh(), sigmoid(), relu(),
     gelu(), silu(), softplus(1.0, 20.0), leaky_relu(0.1), hardtanh(-1.0, 1.0), softsign(), hardshrink(0.5), trunc(),
     frac(), sign(), sinc(), nan_to_num(), elu(1.0), logsigmoid(), add(1.5), sub(INF), mul(2.0), mul(0.0), div(3.0),
@@ -103,12 +102,11 @@ const UNARY: &[(&str, Call)] = calls![Unary:
     to_dtype(DType::F16), to_dtype(DType::BF16),
 ];
 /// Operations that a compiler may simplify for equal operands come several times.
-const BINARY: &[(&str, Call)] = calls![Binary:
+const BINARY: &[Call] = calls![2:
     add(), sub(), mul(), div(), add(), sub(), mul(), div(), sub(), div(), rsub(), maximum(), minimum(), fmax(), fmin(),
     logaddexp(), hypot(), copysign(), fmod(), remainder(), xlogy(), atan2(), pow(), clamp_min(), clamp_max(), lerp(0.3),
 ];
-const TERNARY: &[(&str, Call)] =
-    calls![Ternary: addcmul(0.5), addcmul(-1.0), addcdiv(-1.0), addcdiv(0.5), lerp(), clamp()];
+const TERNARY: &[Call] = calls![3: addcmul(0.5), addcmul(-1.0), addcdiv(-1.0), addcdiv(0.5), lerp(), clamp()];
 
 /// Program that is drawn while it runs. Each run of a seed draws the same operations.
 struct Chain<'a> {
@@ -138,7 +136,11 @@ impl Chain<'_> {
         for k in 0..2 + chain.draw.below(2) {
             chain.add_input(k)?;
         }
-        chain.add_mask()?;
+        let [rows, columns] = shape;
+        let extents = chain.draw.pick(&[shape, [1, columns], [rows, 1]]);
+        let mask: Vec<bool> = (0..extents[0] * extents[1]).map(|_| chain.draw.one_in(2)).collect();
+        let _ = writeln!(chain.text, "  m0: bool {extents:?}");
+        chain.masks.push(("m0".to_owned(), Tensor::from_bools(&mask, extents, device)?));
         // Otherwise the casts of the inputs would be a part of the chain.
         device.synchronize()?;
         for _ in 0..3 + chain.draw.below(6) {
@@ -194,15 +196,6 @@ impl Chain<'_> {
         Ok(())
     }
 
-    fn add_mask(&mut self) -> CoreResult<()> {
-        let [rows, columns] = self.shape;
-        let shape = self.draw.pick(&[self.shape, [1, columns], [rows, 1]]);
-        let mask: Vec<bool> = (0..shape[0] * shape[1]).map(|_| self.draw.one_in(2)).collect();
-        let _ = writeln!(self.text, "  m0: bool {shape:?}");
-        self.masks.push(("m0".to_owned(), Tensor::from_bools(&mask, shape, self.device)?));
-        Ok(())
-    }
-
     /// Draws an operand: most often the latest result or an earlier one.
     fn operand(&mut self) -> (String, Tensor) {
         let results = self.results.len();
@@ -223,15 +216,10 @@ impl Chain<'_> {
         let (text, made) = match self.draw.below(12) {
             0..=7 => {
                 let table = self.draw.pick(&[UNARY, BINARY, BINARY, BINARY, TERNARY]);
-                let (call, run) = self.draw.pick(table);
-                let (b, c) = (self.repeated(&a), self.repeated(&a));
-                match run {
-                    Call::Unary(run) => (format!("{}.{call}", a.0), run(&a.1)),
-                    Call::Binary(run) => (format!("{}.{call} with {}", a.0, b.0), run(&a.1, &b.1)),
-                    Call::Ternary(run) => {
-                        (format!("{}.{call} with {}, {}", a.0, b.0, c.0), run(&a.1, &b.1, &c.1))
-                    }
-                }
+                let (call, count, run) = self.draw.pick(table);
+                let [b, c] = [(); 2].map(|()| self.repeated(&a));
+                let names = [&*a.0, &*b.0, &*c.0][..count].join(", ");
+                (format!("{call} of {names}"), run(&[a.1, b.1, c.1]))
             }
             8 => (format!("{0}.sub({0}.detach())", a.0), a.1.sub(&a.1.detach())),
             9 => {
