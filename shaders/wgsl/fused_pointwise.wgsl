@@ -36,9 +36,9 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.bits_function("to_f16", "f16") }}
 {{ t.bits_function("to_bf16", "bf16") }}
-// A value whose origin compilers do not know, because each operand has its own word. As if it were loaded, no compiler
-// sees that two operands are one value (`a - a`), contracts a product with the next sum, uses the range of a result, or
-// shares an expression between steps.
+// A value of which compilers know as little as of a loaded one, because each operand has its own word. They cannot see
+// that two operands are one value (`a - a`), or contract a product with the next sum. Nor do they use the range of a
+// result, or share an expression between steps.
 fn hidden(v: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(v) ^ zero); }
 {#- Whether operand `j` is hidden. The first operand that reads an input is the load itself. -#}
 {%- macro is_hidden(j) -%}{{ "1" if sources[j][0] == "s" or sources[j] in sources[:j] }}{%- endmacro -%}
