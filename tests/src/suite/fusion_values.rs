@@ -218,7 +218,8 @@ fn masks_are_factors_of_any_value(device: &Device) -> Result<()> {
             let same = x.where_(&factors, &x)?;
             ensure_equal(&same.sub(&x.where_(&factors, &x)?)?.to_f64s()?, &x.sub(&x)?.to_f64s()?)?;
             let filled = x.masked_fill(&factors, INF)?;
-            let expected: Vec<f64> = filled.to_f64s()?.iter().map(|v| v - v).collect();
+            let difference = |v: &f64| if v.is_finite() { 0.0 } else { f64::NAN };
+            let expected: Vec<f64> = filled.to_f64s()?.iter().map(difference).collect();
             ensure_equal(&filled.sub(&filled)?.to_f64s()?, &expected).with_context(|| dtype.to_string())?;
         }
     }
