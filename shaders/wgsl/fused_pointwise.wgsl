@@ -1,6 +1,6 @@
 {#-
 A fused chain of elementwise operations: each step is an expression of `pointwise` in f32, and its result is
-rounded as if it were stored.
+rounded as if it were stored. A step reads results of other steps as if it loaded them: see `hidden`.
 
 ops: the steps' names, for labels only · math: files that the expressions need
 For inputs e0, e1, ...: inputs: dtypes, f32, f16, bf16 or bool (read as 1 or 0) · strided: 1 if the layout differs from
@@ -25,18 +25,23 @@ alias T = f32;
 struct Params {
     n: u32,
     rank: u32,
-    // This is always 0, which compilers do not know.
-    zero: u32,
-    unused: u32,
     scalars: array<vec4<u32>, 4>,
     shape: array<vec4<u32>, 2>,
     // Offsets and strides of the inputs.
     offsets: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 14>,
+    // One word for each operand of the steps, always 0, which compilers do not know.
+    zeros: array<vec4<u32>, {{ (sources | length + 3) // 4 }}>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.bits_function("to_f16", "f16") }}
 {{ t.bits_function("to_bf16", "bf16") }}
+// A value of which compilers know as little as of a loaded one, because each operand has its own word. They cannot see
+// that two operands are one value (`a - a`), or contract a product with the next sum. Nor do they use the range of a
+// result, or share an expression between steps.
+fn hidden(v: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(v) ^ zero); }
+{#- Whether operand `j` is hidden. The first operand that reads an input is the load itself. -#}
+{%- macro is_hidden(j) -%}{{ "1" if sources[j][0] == "s" or sources[j] in sources[:j] }}{%- endmacro -%}
 {#- The f32 of a value that is read. -#}
 {%- macro number(value, dtype) -%}
 {%- if dtype == "bool" -%}select(0.0, 1.0, {{ value }}){%- else -%}{{ value }}{%- endif -%}
@@ -72,7 +77,10 @@ struct Params {
 {% for expr in exprs %}
 {% set k = loop.index0 %}
 fn step{{ k }}({% for j in range(next.arg, next.arg + arities[k]) %}
-        {{ args[j] }}: f32{{ ", " if not loop.last }}{% endfor %}) -> f32 {
+        {{ args[j] }}{{ "_read" if is_hidden(j) }}: f32{{ ", " if not loop.last }}{% endfor %}) -> f32 {
+    {% for j in range(next.arg, next.arg + arities[k]) if is_hidden(j) %}
+    let {{ args[j] }} = hidden({{ args[j] }}_read, p.zeros[{{ j // 4 }}].{{ components[j % 4] }});
+    {% endfor %}
     {% for j in range(next.scalar, next.scalar + counts[k]) %}
     let {{ scalar_names[j] }} = bitcast<f32>(p.scalars[{{ j // 4 }}].{{ components[j % 4] }});
     {% endfor %}
@@ -83,8 +91,7 @@ fn step{{ k }}({% for j in range(next.arg, next.arg + arities[k]) %}
     // As the upper half of a pair: CUDA rounds pairs in one instruction.
     return bitcast<f32>(to_bf16_pair_bf16(0.0, v));
     {% else %}
-    // Prevents fusing a product with the next step's sum, which would round only once.
-    return bitcast<f32>(bitcast<u32>(v) | p.zero);
+    return v;
     {% endif %}
 }
 {% set next.arg = next.arg + arities[k] %}

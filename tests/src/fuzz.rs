@@ -13,6 +13,7 @@ use forebay::device::Device;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::tensor::Tensor;
 
+pub mod chains;
 mod generator;
 
 pub(crate) use generator::{ArgGenerator, REDUCTIONS};

@@ -116,7 +116,10 @@ enum Command {
         filter: Vec<String>,
     },
     /// Calls every operation with unusual arguments on the null device; none may panic.
+    #[command(args_conflicts_with_subcommands = true)]
     Fuzz {
+        #[command(subcommand)]
+        other: Option<FuzzCommand>,
         /// Calls of each operation.
         #[arg(long, default_value_t = 2000)]
         rounds: u64,
@@ -134,6 +137,19 @@ enum Command {
         /// Folder of the traces and of reserved.jsonl.
         #[arg(long, env = "FOREBAY_TRACES")]
         dir: Option<PathBuf>,
+    },
+}
+
+/// Other kinds of fuzzing.
+#[derive(Subcommand)]
+enum FuzzCommand {
+    /// Runs random elementwise chains with and without fusion, and compares bits.
+    Chains {
+        #[command(flatten)]
+        options: fuzz::chains::ChainOptions,
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default.
+        #[arg(long)]
+        device: Option<String>,
     },
 }
 
@@ -266,6 +282,21 @@ fn run_golden(
     Ok(())
 }
 
+/// Runs random chains on each device.
+fn run_fuzz_chains(options: &fuzz::chains::ChainOptions, device: Option<&str>) -> Result<()> {
+    let mut differ = 0;
+    for device in select_devices(device)? {
+        println!("{}", device.info());
+        let summary = fuzz::chains::run(&device, options)?;
+        println!("{summary}");
+        differ += summary.differences.len();
+    }
+    if differ > 0 {
+        bail!("{differ} chains differ");
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Devices => list_devices(),
@@ -317,7 +348,10 @@ fn main() -> Result<()> {
                 forebay::io::write_bytes(&page, text)?;
             }
         }
-        Command::Fuzz { rounds, seed, verbose, filter } => {
+        Command::Fuzz { other: Some(FuzzCommand::Chains { options, device }), .. } => {
+            run_fuzz_chains(&options, device.as_deref())?;
+        }
+        Command::Fuzz { rounds, seed, verbose, filter, .. } => {
             let tell = |call: &str| {
                 if verbose {
                     println!("{call}");

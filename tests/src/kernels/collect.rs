@@ -139,6 +139,8 @@ fn exercise_fused_chains(device: &Device) -> Result<()> {
             let x = Tensor::zeros([4, columns], dtype, device)?;
             let row = Tensor::zeros([columns], DType::F32, device)?;
             drop(x.mul(&x)?.add(&x)?.gelu()?);
+            let twice = x.mul(2.0)?;
+            drop(twice.sub(&twice)?.div(&x)?);
             let kept = x.mul(0.5)?;
             kept.to_dtype(DType::F32)?.add(&row)?.tanh()?.to_dtype(dtype)?;
         }

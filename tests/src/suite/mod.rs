@@ -36,6 +36,7 @@ mod fault_injection;
 mod faulty_backend;
 mod float8;
 mod fusion;
+mod fusion_values;
 mod gpt;
 mod grad_scaler;
 mod hooks;
@@ -103,6 +104,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("view_chains", view_chains::TESTS),
     ("printing", printing::TESTS),
     ("fusion", fusion::TESTS),
+    ("fusion_values", fusion_values::TESTS),
     ("pointwise", pointwise::TESTS),
     ("pooling", pooling::TESTS),
     ("random", random::TESTS),

@@ -7,7 +7,7 @@
 //! another operation, a copy, a read, an event, or compaction. So every submission finds all earlier work.
 //!
 //! A result that only the chain read and that was dropped before the flush is never written. Memory, argument
-//! errors, gradients and bits match single launches, because each step rounds to its type.
+//! errors, gradients and bits match single launches, because each step rounds to its type and hides its operands.
 //!
 //! No memory returns to the pool while the group uses it ([`Device::flush_before_free`]).
 
@@ -219,7 +219,7 @@ fn build_fused_kernel(
         layout: if vec4 { "vec4" } else { "each" }, width: each,
     };
     let scalars = calls().flat_map(|call| &call.scalars).map(|(_, words)| words[0]);
-    let mut params = KernelParams::new().size(n).size(shape.len()).u32(0).u32(0);
+    let mut params = KernelParams::new().size(n).size(shape.len()).align();
     for word in scalars.chain(std::iter::repeat(0)).take(MAX_SCALARS) {
         params = params.u32(word);
     }
@@ -227,6 +227,10 @@ fn build_fused_kernel(
     params = params.dims(&inputs.iter().map(|input| input.layout.offset()).collect::<SmallVec<[usize; 8]>>());
     for k in 1..=MAX_INPUTS {
         params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
+    }
+    // One zero for each operand.
+    for _ in steps.iter().flat_map(|step| &step.operands) {
+        params = params.u32(0);
     }
     Ok((spec, params, n.div_ceil(each * WORKGROUP_SIZE)))
 }
