@@ -203,6 +203,11 @@ fn exchange_parts(x: &Tensor, cuts: &[Cut]) -> Result<Tensor> {
     Ok(out)
 }
 
+/// Returns `out` in memory of its own, where an operation that copies ends with a view of its input `x`.
+fn copy_if_shared(out: Tensor, x: &Tensor) -> Result<Tensor> {
+    if out.shares_storage(x) { out.copy() } else { Ok(out) }
+}
+
 /// Normalizes dimensions, and fails if one is repeated.
 pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Result<Dims> {
     let normalized = dims.iter().map(|&d| normalize_dim(op, d, rank)).collect::<Result<Dims>>()?;
@@ -364,11 +369,8 @@ impl Tensor {
     pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect());
         distinct_dims("flip", &dims, self.rank())?;
-        if dims.is_empty() {
+        if dims.is_empty() || self.rank() == 0 {
             return self.copy();
-        }
-        if self.rank() == 0 {
-            return Ok(self.clone());
         }
         operation!("flip");
         for &dim in &dims {
@@ -460,7 +462,7 @@ impl Tensor {
             wide.extend([count, n]);
             flat.push(n.saturating_mul(count));
         }
-        self.reshape(&split[..])?.broadcast_to(&wide)?.reshape(&flat[..])
+        copy_if_shared(self.reshape(&split[..])?.broadcast_to(&wide)?.reshape(&flat[..])?, self)
     }
 
     /// Repeats every index of one dimension `repeats` times in a row.
@@ -474,7 +476,8 @@ impl Tensor {
             Some(n) => *n = n.saturating_mul(repeats),
             None => flat.push(repeats),
         }
-        self.unsqueeze(d as isize + isize::from(self.rank() > 0))?.broadcast_to(&wide)?.reshape(&flat[..])
+        let inner = self.unsqueeze(d as isize + isize::from(self.rank() > 0))?;
+        copy_if_shared(inner.broadcast_to(&wide)?.reshape(&flat[..])?, self)
     }
 
     /// Pads by pairs (before, after), starting at the last dimension: PyTorch's `pad`. Negative pads crop.
@@ -547,7 +550,7 @@ impl Tensor {
                 }
             };
         }
-        if out.shares_storage(self) { out.copy() } else { Ok(out) }
+        copy_if_shared(out, self)
     }
 
     /// Rearranges \[.., channels · r², height, width\] to \[.., channels, height · r, width · r\] (Shi et
