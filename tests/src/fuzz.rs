@@ -13,6 +13,7 @@ use forebay::error::{Error, Result as ForebayResult};
 use forebay::tensor::Tensor;
 
 mod generator;
+pub mod programs;
 
 pub(crate) use generator::{ArgGenerator, REDUCTIONS};
 

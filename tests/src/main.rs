@@ -109,7 +109,10 @@ enum Command {
         filter: Vec<String>,
     },
     /// Calls every operation with unusual arguments on the null device; none may panic.
+    #[command(args_conflicts_with_subcommands = true)]
     Fuzz {
+        #[command(subcommand)]
+        other: Option<FuzzCommand>,
         /// Calls of each operation.
         #[arg(long, default_value_t = 2000)]
         rounds: u64,
@@ -127,6 +130,19 @@ enum Command {
         /// Folder of the traces and of reserved.jsonl.
         #[arg(long, env = "FOREBAY_TRACES")]
         dir: Option<PathBuf>,
+    },
+}
+
+/// Other kinds of fuzzing.
+#[derive(Subcommand)]
+enum FuzzCommand {
+    /// Runs random programs in several modes, and compares values and gradients with f64 on the host.
+    Programs {
+        #[command(flatten)]
+        options: fuzz::programs::ProgramOptions,
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default.
+        #[arg(long)]
+        device: Option<String>,
     },
 }
 
@@ -259,6 +275,21 @@ fn run_golden(
     Ok(())
 }
 
+/// Runs random programs on each device.
+fn run_fuzz_programs(options: &fuzz::programs::ProgramOptions, device: Option<&str>) -> Result<()> {
+    let mut failed = 0;
+    for device in select_devices(device)? {
+        println!("{}", device.info());
+        let summary = fuzz::programs::run(options, &device, |program| println!("{program}"));
+        println!("{summary}");
+        failed += summary.failures.len();
+    }
+    if failed > 0 {
+        bail!("{failed} programs failed");
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Devices => list_devices(),
@@ -307,7 +338,10 @@ fn main() -> Result<()> {
                 forebay::io::write_bytes(&page, text)?;
             }
         }
-        Command::Fuzz { rounds, seed, verbose, filter } => {
+        Command::Fuzz { other: Some(FuzzCommand::Programs { options, device }), .. } => {
+            run_fuzz_programs(&options, device.as_deref())?;
+        }
+        Command::Fuzz { rounds, seed, verbose, filter, .. } => {
             let tell = |call: &str| {
                 if verbose {
                     println!("{call}");
