@@ -13,9 +13,10 @@ mod oracle;
 mod program;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
@@ -177,15 +178,15 @@ fn check(program: &Program, mode: Mode, device: &Device) -> Result<(usize, f64)>
     let mut expected: HashMap<usize, Expected> = HashMap::new();
     let (mut elements, mut largest) = (0, 0f64);
     Step::new(program, mode, device)?.run_rounds(|round, outputs| {
-        if !expected.contains_key(&round) {
-            let found = Expected::compute(program, round, mode == Mode::Autocast);
-            expected.insert(
-                round,
-                found.ok_or_else(|| anyhow::anyhow!("the oracle cannot decide a comparison"))?,
-            );
-        }
+        let expected = match expected.entry(round) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let found = Expected::compute(program, round, mode == Mode::Autocast);
+                new.insert(found.context("the oracle cannot decide a comparison")?)
+            }
+        };
         for (output, tensor) in outputs {
-            let (count, part) = expected[&round].compare(program, round, output, &tensor)?;
+            let (count, part) = expected.compare(program, round, output, &tensor)?;
             (elements, largest) = (elements + count, largest.max(part));
         }
         Ok(())
