@@ -15,6 +15,7 @@ use forebay::tensor::Tensor;
 
 pub mod chains;
 mod generator;
+pub mod programs;
 
 pub(crate) use generator::{ArgGenerator, REDUCTIONS};
 

@@ -151,6 +151,14 @@ enum FuzzCommand {
         #[arg(long)]
         device: Option<String>,
     },
+    /// Runs random programs in several modes, and compares values and gradients with f64 on the host.
+    Programs {
+        #[command(flatten)]
+        options: fuzz::programs::ProgramOptions,
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default.
+        #[arg(long)]
+        device: Option<String>,
+    },
 }
 
 /// Returns a data folder: next to the program in a bundle, otherwise in the sources of this package.
@@ -297,6 +305,21 @@ fn run_fuzz_chains(options: &fuzz::chains::ChainOptions, device: Option<&str>) -
     Ok(())
 }
 
+/// Runs random programs on each device.
+fn run_fuzz_programs(options: &fuzz::programs::ProgramOptions, device: Option<&str>) -> Result<()> {
+    let mut failed = 0;
+    for device in select_devices(device)? {
+        println!("{}", device.info());
+        let summary = fuzz::programs::run(options, &device, |program| println!("{program}"));
+        println!("{summary}");
+        failed += summary.failures.len();
+    }
+    if failed > 0 {
+        bail!("{failed} programs failed");
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Devices => list_devices(),
@@ -350,6 +373,9 @@ fn main() -> Result<()> {
         }
         Command::Fuzz { other: Some(FuzzCommand::Chains { options, device }), .. } => {
             run_fuzz_chains(&options, device.as_deref())?;
+        }
+        Command::Fuzz { other: Some(FuzzCommand::Programs { options, device }), .. } => {
+            run_fuzz_programs(&options, device.as_deref())?;
         }
         Command::Fuzz { rounds, seed, verbose, filter, .. } => {
             let tell = |call: &str| {

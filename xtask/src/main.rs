@@ -129,8 +129,9 @@ enum Command {
     },
     /// Compile for phones and other operating systems, without linking [TARGET...]
     Targets(PassthroughArgs),
-    /// List the fuzz targets, and print how to run one
-    Fuzz,
+    /// Compare random programs with f64 on the host --programs N [--seed S] [--first K] [--device D]; without
+    /// arguments, list the fuzz targets and print how to run one
+    Fuzz(PassthroughArgs),
     /// Run the cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy, rustdoc
     Check,
     /// Run any command in the environment that was set up, such as `cargo test -p forebay-wgpu`
@@ -214,7 +215,11 @@ fn run_command(command: Command) -> Result<bool> {
         Command::Package { compare: true, .. } => package::compare::run(&workspace),
         Command::Package { quick, .. } => package::run(&workspace, quick),
         Command::Targets(rest) => targets::run(&workspace, &rest.args),
-        Command::Fuzz => checks::list_fuzz_targets(&workspace),
+        Command::Fuzz(rest) if rest.args.is_empty() => checks::list_fuzz_targets(&workspace),
+        Command::Fuzz(mut rest) => {
+            rest.args.insert(0, "programs".to_owned());
+            run_conformance(&workspace, "fuzz", rest)
+        }
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {
             let (program, args) = rest.args.split_first().context("no command to run")?;

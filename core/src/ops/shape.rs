@@ -189,6 +189,11 @@ fn exchange_parts(x: &Tensor, cuts: &[Cut]) -> Result<Tensor> {
     Ok(out)
 }
 
+/// Returns `out` in memory of its own, where an operation that copies ends with a view of its input `x`.
+fn copy_if_shared(out: Tensor, x: &Tensor) -> Result<Tensor> {
+    if out.shares_storage(x) { out.copy() } else { Ok(out) }
+}
+
 /// Normalizes dimensions, and fails if one is repeated.
 #[track_caller]
 pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Result<Dims> {
@@ -316,7 +321,7 @@ impl Tensor {
             wide.extend([count, n]);
             flat.push(n.saturating_mul(count));
         }
-        self.reshape(&split[..])?.broadcast_to(&wide)?.reshape(&flat[..])
+        copy_if_shared(self.reshape(&split[..])?.broadcast_to(&wide)?.reshape(&flat[..])?, self)
     }
 
     /// Repeats every index of one dimension `repeats` times in a row.
@@ -330,7 +335,8 @@ impl Tensor {
             Some(n) => *n = n.saturating_mul(repeats),
             None => flat.push(repeats),
         }
-        self.unsqueeze(d as isize + isize::from(self.rank() > 0))?.broadcast_to(&wide)?.reshape(&flat[..])
+        let inner = self.unsqueeze(d as isize + isize::from(self.rank() > 0))?;
+        copy_if_shared(inner.broadcast_to(&wide)?.reshape(&flat[..])?, self)
     }
 
     /// Rearranges \[.., channels · r², height, width\] to \[.., channels, height · r, width · r\] (Shi et

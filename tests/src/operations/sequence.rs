@@ -38,7 +38,8 @@ fn ctc_targets(targets: &Tensor, lengths: &Tensor) -> anyhow::Result<Tensor> {
     let mut start = 0;
     let mut rows = Vec::new();
     for n in lengths {
-        let row = targets.narrow(0, start, n)?.pad(&[0, (longest - n) as isize], PadMode::Constant(0.0.into()))?;
+        let row =
+            targets.narrow(0, start, n)?.pad(&[0, (longest - n) as isize], PadMode::Constant(0.0.into()))?;
         rows.push(row);
         start += n;
     }

@@ -73,6 +73,7 @@ mod profiler;
 mod random;
 mod random_blocks;
 mod random_graphs;
+mod random_programs;
 mod recurrent;
 mod reductions;
 mod reentrant_backward;
@@ -115,6 +116,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("reentrant_backward", reentrant_backward::TESTS),
     ("random_graphs", random_graphs::TESTS),
     ("random_blocks", random_blocks::TESTS),
+    ("random_programs", random_programs::TESTS),
     ("activation_checkpointing", activation_checkpointing::TESTS),
     ("inplace", inplace::TESTS),
     ("amp", amp::TESTS),

@@ -35,6 +35,7 @@ tests![
     padding_has_hand_computed_values,
     roundtrips_of_every_type,
     clones_share_and_copies_do_not,
+    operations_that_copy_have_memory_of_their_own,
     host_values_become_tensors,
     tensors_become_host_values,
     lists_of_tensors_are_owned_or_borrowed,
@@ -410,6 +411,35 @@ fn roundtrips_of_every_type(device: &Device) -> Result<()> {
         }
         let x = Tensor::full([37], 1.0, dtype, device)?;
         ensure_values(&x, &[1.0; 37]).with_context(|| format!("full {dtype}"))?;
+    }
+    Ok(())
+}
+
+/// In PyTorch their results can be written, and their inputs do not change.
+fn operations_that_copy_have_memory_of_their_own(device: &Device) -> Result<()> {
+    let x = iota(&[3, 1], DType::F32, device)?;
+    let scalar = Tensor::full((), 2.0, DType::F32, device)?;
+    let copies = [
+        ("repeat", &x, x.repeat([1, 1])?),
+        ("repeat of an extent of 1", &x, x.repeat([1, 2])?),
+        ("repeat with a new dimension", &x, x.repeat([2, 1, 1])?),
+        ("tile", &x, x.tile(1)?),
+        ("repeat_interleave", &x, x.repeat_interleave(1, 0)?),
+        ("repeat_interleave of an extent of 1", &x, x.repeat_interleave(2, 1)?),
+        ("flip", &x, x.flip(())?),
+        ("flip of a scalar", &scalar, scalar.flip(())?),
+        ("roll", &x, x.roll(3, 0)?),
+        ("pad", &x, x.pad(&[0, 0], PadMode::Constant(0.0))?),
+        ("rot90", &x, x.rot90(0, [0, 1])?),
+        ("cat", &x, cat(&[&x], 0)?),
+        ("tril", &x, x.tril(0)?),
+    ];
+    for (name, input, copy) in copies {
+        let before = input.to_f64s()?;
+        ensure!(!copy.shares_storage(input), "the result of {name} shares the memory of its input");
+        copy.fill_(7.0).context(name)?;
+        ensure_values(input, &before).context(name)?;
+        ensure_values(&copy, &vec![7.0; copy.numel()]).context(name)?;
     }
     Ok(())
 }

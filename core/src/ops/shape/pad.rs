@@ -248,11 +248,8 @@ impl Tensor {
         const OP: &str = "flip";
         let dims = dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect());
         let reversed = distinct_dims(OP, &dims, self.rank())?;
-        if dims.is_empty() {
+        if dims.is_empty() || self.rank() == 0 {
             return self.copy();
-        }
-        if self.rank() == 0 {
-            return Ok(self.clone());
         }
         operation!(OP);
         fail_if!(tensor_numel(self.shape()).is_none();
