@@ -429,7 +429,7 @@ fn operations_that_copy_have_memory_of_their_own(device: &Device) -> Result<()> 
         ("flip", &x, x.flip(())?),
         ("flip of a scalar", &scalar, scalar.flip(())?),
         ("roll", &x, x.roll(3, 0)?),
-        ("pad", &x, x.pad(&[0, 0], PadMode::Constant(0.0))?),
+        ("pad", &x, x.pad(&[0, 0], PadMode::Constant(0.0.into()))?),
         ("rot90", &x, x.rot90(0, [0, 1])?),
         ("cat", &x, cat(&[&x], 0)?),
         ("tril", &x, x.tril(0)?),

@@ -99,6 +99,10 @@ for dtype in f32 bf16 f16 f64; do
             "$suite" golden --dir "$tests/$data" --device cuda --dtype $dtype
     done
 done
+for device in cuda wgpu; do
+    step "chains-$device" "$suite" fuzz chains --programs 2000 --gradients 1000 --seed 1 --device $device
+    step "programs-$device" "$suite" fuzz programs --programs 300 --seed 1 --device $device
+done
 step curves-cuda "$suite" curves --dir "$tests/curves" --device cuda
 step curves-wgpu "$suite" curves --dir "$tests/curves" --device wgpu
 step traces "$suite" traces --dir "$tests/traces"

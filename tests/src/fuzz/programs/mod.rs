@@ -197,7 +197,7 @@ fn check(program: &Program, mode: Mode, device: &Device) -> Result<(usize, f64)>
 /// Reports whether an error is a documented one: a tensor was written before the gradient that needs it was computed.
 fn is_refusal(program: &Program, error: &anyhow::Error) -> bool {
     let text = match error.downcast_ref::<Error>() {
-        Some(Error::Backward(text)) => text,
+        Some(Error::Backward { message: text, .. }) => text,
         _ => return false,
     };
     program.statements.iter().any(|s| s.op.writes())
