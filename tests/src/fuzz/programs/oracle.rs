@@ -375,7 +375,10 @@ impl Oracle {
         let arrays = args.iter().map(|&arg| self.read(arg)).collect::<Option<Vec<_>>>()?;
         let mut result = self.compute(op, &arrays)?;
         let floats: Vec<DType> = views.iter().map(|v| v.dtype).filter(|dtype| dtype.is_float()).collect();
-        let widest = floats.iter().copied().reduce(DType::promote).unwrap_or(DType::F32);
+        // A scalar tensor does not change the dtype of others, as in PyTorch.
+        let ranked = views.iter().filter(|v| v.dtype.is_float() && !v.positions.shape.is_empty());
+        let widest = ranked.map(|v| v.dtype).reduce(DType::promote);
+        let widest = widest.or_else(|| floats.iter().copied().reduce(DType::promote)).unwrap_or(DType::F32);
         let dtype = match op {
             Op::Cast(dtype) => *dtype,
             Op::Greater => DType::Bool,
