@@ -315,7 +315,7 @@ fn wrong_inputs_are_refused_by_name(_: &Device) -> Result<()> {
                     Ok(_) => ensure!(what != "elsewhere" || case.is_factory, "{}, and it runs", describe()),
                     Err(error) => {
                         refused += 1;
-                        let text = error.to_string();
+                        let text = error.message();
                         let named = text
                             .split_once(": ")
                             .is_some_and(|(op, rest)| !op.is_empty() && !op.contains(' ') && rest.len() > 10);

@@ -213,11 +213,11 @@ fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp
 
 /// Declares operations of three operands as [`binary`] does. An entry also has the names of the arguments.
 macro_rules! ternary {
-    ($($(#[$doc:meta])* $name:ident / $inplace:ident($b:ident, $c:ident $(, $value:ident)?): $types:ident, $expr:literal,
-        $math:tt, $grads:tt;)*) => {
+    ($($(#[$doc:meta])* $name:ident / $inplace:ident($b:ident, $c:ident $(, $value:ident)?): $types:ident,
+        $expr:literal $(| $plain:literal)?, $math:tt, $grads:tt;)*) => {
         $(
             #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
-            static $name: PointwiseOp = pointwise_op!(stringify!($name), $types, $expr, [], $math, $grads);
+            static $name: PointwiseOp = pointwise_op!(stringify!($name), $types, $expr, [$($plain)?], $math, $grads);
         )*
 
         impl Tensor {
@@ -251,12 +251,13 @@ macro_rules! ternary {
     };
 }
 
+// The sums are `fma`: compilers choose by an operand's layout whether they contract a product with a sum.
 ternary! {
     /// `self` + value · t1 · t2. A fractional `value` is an error for integers.
-    addcmul / addcmul_(t1, t2, value): Number, "a + value * b * c", [], [
+    addcmul / addcmul_(t1, t2, value): Number, "fma(value * b, c, a)" | "a + value * b * c", [], [
         Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])];
     /// `self` + value · t1 / t2.
-    addcdiv / addcdiv_(t1, t2, value): Float, "a + value * b / c", [], [
+    addcdiv / addcdiv_(t1, t2, value): Float, "fma(value, b / c, a)" | "a + value * (b / c)", [], [
         Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])];
     /// `self` + weight · (end - `self`).
     lerp / lerp_(end, weight): Float, "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)", [], [
