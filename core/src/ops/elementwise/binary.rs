@@ -403,7 +403,7 @@ impl Tensor {
     /// Replaces every element by zero.
     #[track_caller]
     pub fn zero_(&self) -> Result<()> {
-        self.fill_(false)
+        self.fill_(false).map_err(|error| error.with_op("zero_"))
     }
 
     /// Applies [`clamp`](Self::clamp) in place.

@@ -82,6 +82,6 @@ impl Tensor {
         let factor = norms.add(1e-7)?.reciprocal()?.mul(max_norm)?;
         let long = norms.gt(max_norm)?.logical_and(&named.ne(0)?)?;
         let one = Tensor::ones((), table.dtype(), table.device())?;
-        table.mul_(&one.where_(&long.logical_not()?, &factor)?)
+        table.mul_(&one.where_(&long.logical_not()?, &factor)?).map_err(|error| error.with_op(OP))
     }
 }
