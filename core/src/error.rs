@@ -472,6 +472,7 @@ impl Error {
 
     /// Creates the error of an operation that takes integers only: `rule` says what they are. For a float, the error
     /// says where it may come from, because PyTorch's type promotion makes it of an integer tensor and a float scalar.
+    #[track_caller]
     pub(crate) fn not_integers(op: &'static str, got: DType, rule: &str) -> Self {
         let origin = "; an integer tensor and a float scalar give a float, so write `remainder(10)`, not \
                       `remainder(10.0)`, for integers";

@@ -50,7 +50,7 @@ fn of_tensors_and_gradients() -> Result<()> {
     let loss = leaf.exp()?.sum_all()?;
     loss.backward()?;
     expect_line(loss.backward());
-    expect_line(autograd::grad(&[leaf.exp()?.sum_all()?], &[x.clone()], &GradOptions::default()));
+    expect_line(autograd::grad(&[leaf.exp()?.sum_all()?], std::slice::from_ref(&x), &GradOptions::default()));
     expect_line(loss.backward_with(&x));
     let squares = leaf.square()?;
     let sum = squares.mul(&leaf)?.sum_all()?;
@@ -59,7 +59,7 @@ fn of_tensors_and_gradients() -> Result<()> {
         squares.add_(1.0)?;
     }
     expect_line(sum.backward());
-    expect_line(func::jvp(|x| Ok(x[0].clone()), &[x.clone()], &[]));
+    expect_line(func::jvp(|x| Ok(x[0].clone()), std::slice::from_ref(&x), &[]));
     expect_line(amp::autocast(DType::F32));
     expect_line(autograd::checkpoint(&[], |_| Ok(zeros(&[1], &Device::null(Default::default())))));
     expect_line(x.register_hook(|g| Ok(Some(g.clone()))));
@@ -146,7 +146,7 @@ fn of_optimisers_data_and_training() -> Result<()> {
     expect_line(TensorDataset::<f32, f32>::new(&zeros(&[2, 3], d), &zeros(&[3], d)));
     let few = TensorDataset::<f32, f32>::new(&zeros(&[2, 3], d), &zeros(&[2], d))?.batches(3).drop_last();
     let (mut batches, line) = (few.prefetch(d), line!());
-    let error = batches.next().expect("an error").err().expect("too few samples");
+    let error = batches.next().expect("an error").expect_err("too few samples");
     assert_eq!(error.location().map(|at| (at.file(), at.line())), Some((file!(), line)), "{error}");
     let mut trainer = Trainer::new(&net, Sgd::new(net.parameters(), 0.1)).quiet();
     let nothing = TensorDataset::<f32, f32>::new(&zeros(&[0, 3], d), &zeros(&[0], d))?;

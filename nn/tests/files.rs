@@ -83,7 +83,7 @@ fn errors_quote_names_of_files_with_escapes() -> Result<()> {
     let pair = pair.map(|(name, tensor)| (name.to_owned(), tensor.clone())).collect();
     errors.push(rename_keys(&pair, |_| Some("\u{1b}c".to_owned())).map(drop));
     for error in errors {
-        let text = error.map_or_else(|error| error.to_string(), |()| "no error".to_owned());
+        let text = error.map_or_else(|error| error.message(), |()| "no error".to_owned());
         assert!(!text.contains(|c: char| c.is_control() || c == '\u{202e}'), "{text:?}");
         assert!(text.contains(r"\u{1b}"), "{text:?}");
     }

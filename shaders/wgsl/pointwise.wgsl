@@ -26,7 +26,7 @@ whole words.
 {% include "math/" ~ file %}
 {% endfor %}
 {% if "i64w" in [compute, out] or "i64w" in inputs %}
-{% include "math/i64w" %}
+{% include "i64w" %}
 {% endif %}
 {{ t.prelude() }}
 {# f64 has its own set of functions. -#}

@@ -41,7 +41,7 @@ struct Params {
 {% set bounded = T == "f32" and kind in ["uniform", "integer"] %}
 {{ t.output(0, "out", dtype, "packed") }}
 {% if dtype == "i64w" %}
-{% include "math/i64w" %}
+{% include "i64w" %}
 {% endif %}
 
 {% if bounded %}

@@ -35,7 +35,7 @@ Few outputs of many elements need two stages: the first writes `splits` partial 
 {% include "math/" ~ file %}
 {% endfor %}
 {% if "i64w" in [source, compute, out, index] %}
-{% include "math/i64w" %}
+{% include "i64w" %}
 {% endif %}
 {{ t.prelude() }}
 alias T = {{ T }};
@@ -232,7 +232,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if extreme %}
         total{{ loop.index0 }} = map_element(e{{ c }}, i, begin, {{ of_output(loop.index0 % outs) }});
         {% else %}
-        total{{ loop.index0 }} = {{ ("T(1u, 0u)" if combine == "prod" else "T()") if words else "T(1)" if combine == "prod" else "T(0)" }};
+        {% set one = "T(1u, 0u)" if words else "T(1)" %}
+        {% set zero = "T()" if words else "T(0)" %}
+        total{{ loop.index0 }} = {{ one if combine == "prod" else zero }};
         {% endif %}
         {% endfor %}
         var r = begin + row_thread;

@@ -22,7 +22,7 @@ Totals have the type of the arithmetic, in two buffers if they have two parts.
 {%- set carried = stage == "carried" -%}
 {%- set words = T == "vec2<u32>" -%}
 {% if "i64w" in [source, compute, out, index] %}
-{% include "math/i64w" %}
+{% include "i64w" %}
 {% endif %}
 {{ t.prelude() }}
 alias T = {{ T }};
@@ -181,7 +181,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let out_base = row * p.extent;
     {% endif %}
     {% if exclusive and not totals %}
-    let identity = {{ ("T(1u, 0u)" if combine == "prod" else "T()") if words else "T(1)" if combine == "prod" else "T(0)" }};
+    {% set one = "T(1u, 0u)" if words else "T(1)" %}
+    {% set zero = "T()" if words else "T(0)" %}
+    let identity = {{ one if combine == "prod" else zero }};
     {% endif %}
     var carry: Acc;
     // True if a previous value exists.

@@ -13,7 +13,7 @@ Elements of 8 bytes are written as words, so a device needs no 64-bit types.
 {%- set words = dtype in ["i64", "f64"] -%}
 {%- set T = "vec2<u32>" if words else t.value(dtype) -%}
 {% include "math/mul_wide" %}
-{% include "math/wide" %}
+{% include "wide" %}
 {{ t.prelude() }}
 struct Params {
     n: u32,
@@ -88,9 +88,11 @@ fn value_at(i: u32) -> {{ T }} {
     var bits = {{ "w_f64_words(v)" if dtype == "f64" else "w_i64_words(v)" }};
     {% endif %}
     {% if kind == "power" %}
-    bits = select(bits, {{ "0x7fc00000u" if T == "f32" else "vec2<u32>(0u, " ~ ("0x7ff80000u)" if dtype == "f64" else "0u)") }}, is_nan);
+    {% set high = "0x7ff80000u" if dtype == "f64" else "0u" %}
+    bits = select(bits, {{ "0x7fc00000u" if T == "f32" else "vec2<u32>(0u, " ~ high ~ ")" }}, is_nan);
     {% endif %}
-    return {{ "bits" if words else "bitcast<f32>(bits)" if T == "f32" else "bitcast<i32>(bits.x)" if T == "i32" else "bits.x" }};
+    {% set integer = "bitcast<i32>(bits.x)" if T == "i32" else "bits.x" %}
+    return {{ "bits" if words else "bitcast<f32>(bits)" if T == "f32" else integer }};
 }
 {% endif %}
 

@@ -6,7 +6,7 @@ A buffer NAME of dtype D defines `NAME_at(i)`, the i-th element in D's compute t
 An output of such a type is `packed` or `scattered`. `packed`: a thread writes whole words with `NAME_put4`.
 `scattered`: any element at any time, and no other thread changes this element's bits. Devices with 16-bit integers
 (the global `stores_u16`) store elements of 16 bits one by one; otherwise the word is changed atomically.
-`i64w` is an i64 as its two words, the lower one first, for devices without 64-bit integers. math/i64w computes with it.
+`i64w` is an i64 as its two words, the lower one first, for devices without 64-bit integers. i64w computes with it.
 `f8_e4m3` and `f8_e5m2` are PyTorch's float8_e4m3fn and float8_e5m2, computed as f32.
 -#}
 
@@ -271,8 +271,8 @@ bitcast<f32>({{ name }}_0.{{ components[k // 2] }} {{ "& 0xffff0000u" if k % 2 e
 
 {#-
 Casts `e` of value type `source` to value type `to`. Floats are truncated to integers, and saturate; NaN
-becomes 0, which WGSL leaves open. Casts of i64w need math/i64w. As a bool NaN is true: `!=` is avoided, because naga's SPIR-V returns false
-for NaN.
+becomes 0, which WGSL leaves open. Casts of i64w need i64w. As a bool NaN is true: `!=` is avoided, because
+naga's SPIR-V returns false for NaN.
 -#}
 {#- A u32 as an i64, by halves: naga 30's SPIR-V sign-extends. -#}
 {%- macro u32_to_i64(e) -%}((i64(({{ e }}) >> 16u) << 16u) | i64(({{ e }}) & 0xffffu)){%- endmacro -%}

@@ -97,8 +97,8 @@ enum Command {
     Memory(PassthroughArgs),
     /// Write operators.md and pytorch-names.md in docs/src/reference: PyTorch's operators and names with their support
     Operators,
-    /// Compile every kernel with NVRTC, with Mesa's compiler for AMD cards [--radv], or with the driver of this machine,
-    /// timed [--times], or write MSL and HLSL [--writers]
+    /// Compile every kernel with NVRTC, with Mesa's compiler for AMD cards [--radv], or with the driver of this
+    /// machine, timed [--times], or write MSL and HLSL [--writers]
     Kernels(PassthroughArgs),
     /// Make out/bundle: binaries, data and a script for a GPU machine that has no Rust
     Bundle {

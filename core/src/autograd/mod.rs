@@ -596,13 +596,13 @@ impl Tensor {
         Ok(self.detach().with_grad_edge(Some(GradEdge::Leaf(Leaf::new(self)))))
     }
 
-    /// Changes whether the tensor requires a gradient, in place: all clones of its handle change. Returns the handle, as
-    /// PyTorch's method of this name.
+    /// Changes whether the tensor requires a gradient, in place: all clones of its handle change. Returns the handle,
+    /// as PyTorch's method of this name.
     ///
-    /// With `true`, a tensor without history becomes a leaf, which accumulates a gradient, and a frozen leaf thaws. With
-    /// `false`, a leaf is frozen. Operations on frozen leaves alone are not recorded and save nothing for the backward
-    /// pass. Freezing also frees the leaf's gradient, so that optimisers skip it. `Module::requires_grad_` does this for
-    /// all parameters.
+    /// With `true`, a tensor without history becomes a leaf, which accumulates a gradient, and a frozen leaf thaws.
+    /// With `false`, a leaf is frozen. Operations on frozen leaves alone are not recorded and save nothing for the
+    /// backward pass. Freezing also frees the leaf's gradient, so that optimisers skip it. `Module::requires_grad_`
+    /// does this for all parameters.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

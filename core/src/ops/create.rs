@@ -8,11 +8,11 @@ use crate::tensor::float8;
 use crate::tensor::shape::Extents;
 
 impl Tensor {
-    #[doc(alias = "new_full")]
     /// Creates a tensor of `shape` that holds one value everywhere. Integer types drop its fraction.
     ///
     /// # Errors
     /// The value is outside the range of the dtype (infinities of floats are allowed), or an extent is negative.
+    #[doc(alias = "new_full")]
     #[track_caller]
     pub fn full(
         shape: impl IntoShape,
@@ -79,15 +79,15 @@ impl Tensor {
         Ok(self)
     }
 
-    #[doc(alias = "new_zeros")]
     /// Creates a tensor of zeros.
+    #[doc(alias = "new_zeros")]
     #[track_caller]
     pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("zeros", shape.to_extents(), 0.0.into(), dtype, device)
     }
 
-    #[doc(alias = "new_ones")]
     /// Creates a tensor of ones.
+    #[doc(alias = "new_ones")]
     #[track_caller]
     pub fn ones(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("ones", shape.to_extents(), 1.0.into(), dtype, device)
@@ -112,10 +112,6 @@ impl Tensor {
         Self::create_filled("full_like", extents, value.into(), self.dtype(), self.device())
     }
 
-    #[doc(alias = "to")]
-    #[doc(alias = "cpu")]
-    #[doc(alias = "cuda")]
-    #[doc(alias = "xpu")]
     /// Copies the tensor to another device, with its gradient: PyTorch's `x.to(device)`. Returns `self` if it is there
     /// already.
     ///
@@ -135,6 +131,10 @@ impl Tensor {
     ///
     /// # Errors
     /// The other device does not support the dtype, or one of the devices records a captured step.
+    #[doc(alias = "to")]
+    #[doc(alias = "cpu")]
+    #[doc(alias = "cuda")]
+    #[doc(alias = "xpu")]
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {

@@ -210,8 +210,8 @@ impl Tensor {
     /// Computes the cross-entropy of these probabilities, from 0 to 1, with `target`. Logarithms are clamped to at
     /// least -100.
     ///
-    /// A value outside 0 to 1 gives NaN. PyTorch refuses it on the CPU, but such a check would make the host wait for the
-    /// device. Logits are such values: use
+    /// A value outside 0 to 1 gives NaN. PyTorch refuses it on the CPU, but such a check would make the host wait for
+    /// the device. Logits are such values: use
     /// [`binary_cross_entropy_with_logits`](Self::binary_cross_entropy_with_logits) for them.
     ///
     /// # Errors

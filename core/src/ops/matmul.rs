@@ -224,6 +224,7 @@ pointwise_ops! {
 }
 
 /// Computes beta · input + alpha · product in the product's shape. A beta of 0 ignores the input, even NaN.
+#[track_caller]
 pub(super) fn add_scaled(
     op: &'static str,
     input: &Tensor,

@@ -141,6 +141,7 @@ pub(super) fn norm_compute_dtype(dtype: DType) -> DType {
 }
 
 /// Returns true if x is f64, which is composed of tensor operations because it has no kernels.
+#[track_caller]
 pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
     match x.dtype() {
         DType::F64 => launch::check_device_dtype(op, DType::F64, x.device()).map(|()| true),

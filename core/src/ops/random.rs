@@ -345,12 +345,12 @@ impl Tensor {
         fill_random(op, shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
-    #[doc(alias = "bernoulli")]
-    /// Samples 1 with the probability that each element states, else 0: PyTorch's `bernoulli` of a tensor. As there, the
-    /// gradient of the probabilities is zero.
+    /// Samples 1 with the probability that each element states, else 0: PyTorch's `bernoulli` of a tensor. As there,
+    /// the gradient of the probabilities is zero.
     ///
     /// # Errors
     /// The dtype is not a float. The host does not read the probabilities, so others than 0 to 1 are no error.
+    #[doc(alias = "bernoulli")]
     #[track_caller]
     pub fn sample_bernoulli(&self) -> Result<Tensor> {
         operation!(OP = "sample_bernoulli");
@@ -583,14 +583,14 @@ impl Tensor {
         ends.searchsorted(&samples, &out(true))?.minimum(&last)?.to_dtype(DType::I64)
     }
 
-    #[doc(alias = "dropout1d")]
-    #[doc(alias = "dropout2d")]
-    #[doc(alias = "dropout3d")]
     /// Zeroes channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p)
     /// while `training`. Otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///
     /// # Errors
     /// There are fewer than two dimensions, `p` is not a probability, or the dtype is not a float.
+    #[doc(alias = "dropout1d")]
+    #[doc(alias = "dropout2d")]
+    #[doc(alias = "dropout3d")]
     #[track_caller]
     pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         operation!(OP = "feature_dropout");

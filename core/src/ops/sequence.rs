@@ -161,6 +161,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `step` is 0 or points away from `end`, there are 2^32 values or more, or the dtype does not hold all of them.
+    #[doc(alias = "range")]
     #[track_caller]
     pub fn arange(
         start: impl Into<Scalar>,

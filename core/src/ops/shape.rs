@@ -11,8 +11,6 @@ pub(crate) mod view;
 use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::prelude::*;
 
-#[doc(alias = "concat")]
-#[doc(alias = "concatenate")]
 /// Concatenates tensors along an existing dimension.
 ///
 /// # Errors
@@ -27,6 +25,8 @@ use crate::ops::prelude::*;
 /// assert_eq!(ops::cat(&[&x, &x], -1)?.shape(), [1, 4]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
+#[doc(alias = "concat")]
+#[doc(alias = "concatenate")]
 #[track_caller]
 pub fn cat(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
     cat_refs(&as_refs(tensors), dim)
@@ -190,6 +190,7 @@ fn exchange_parts(x: &Tensor, cuts: &[Cut]) -> Result<Tensor> {
 }
 
 /// Returns `out` in memory of its own, where an operation that copies ends with a view of its input `x`.
+#[track_caller]
 fn copy_if_shared(out: Tensor, x: &Tensor) -> Result<Tensor> {
     if out.shares_storage(x) { out.copy() } else { Ok(out) }
 }
@@ -281,12 +282,12 @@ impl Tensor {
         Ok(autograd::linear_differentiable("roll", out, self, forward, back))
     }
 
-    #[doc(alias = "moveaxis")]
     /// Returns a view with the dimensions `source` moved to `destination`, and the others in order
     /// (`movedim`).
     ///
     /// # Errors
     /// The lists have different lengths, or a dimension is out of range or repeated.
+    #[doc(alias = "moveaxis")]
     #[track_caller]
     pub fn movedim(&self, source: impl IntoDims, destination: impl IntoDims) -> Result<Tensor> {
         const OP: &str = "movedim";

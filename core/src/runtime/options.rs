@@ -64,9 +64,10 @@ impl Device {
         (min_bytes != UNSET).then_some(min_bytes)
     }
 
-    /// Runs chains of elementwise operations as one kernel if each result has at least `min_bytes` bytes: `Some(0)` fuses
-    /// chains of every size, and `None` disables fusion. Results are identical to the bit with and without fusion. So is memory use, but for products
-    /// with an activation: with fusion they compute the activation again in the backward pass instead of saving it.
+    /// Runs chains of elementwise operations as one kernel if each result has at least `min_bytes` bytes: `Some(0)`
+    /// fuses chains of every size, and `None` disables fusion. Results are identical to the bit with and without
+    /// fusion. So is memory use, but for products with an activation: with fusion they compute the activation again in
+    /// the backward pass instead of saving it.
     ///
     /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES`: a number with the same meaning, or `off` for `None`. The
     /// null device does not fuse by default.

@@ -21,16 +21,16 @@ use crate::scalar::Scalar;
 pub(crate) struct CapturedConstant(pub(crate) Tensor);
 
 impl Tensor {
+    /// Creates a tensor of `shape` from row-major elements. One extent may be -1.
+    ///
+    /// # Errors
+    /// `data` has another number of elements than `shape`.
     #[doc(alias = "tensor")]
     #[doc(alias = "as_tensor")]
     #[doc(alias = "asarray")]
     #[doc(alias = "new_tensor")]
     #[doc(alias = "from_numpy")]
     #[doc(alias = "frombuffer")]
-    /// Creates a tensor of `shape` from row-major elements. One extent may be -1.
-    ///
-    /// # Errors
-    /// `data` has another number of elements than `shape`.
     #[track_caller]
     pub fn from_slice<T: Element>(data: &[T], shape: impl IntoShape, device: &Device) -> Result<Self> {
         Self::create_from_bytes(
@@ -198,12 +198,12 @@ impl Tensor {
         }
     }
 
-    #[doc(alias = "numpy")]
-    #[doc(alias = "tolist")]
     /// Returns the elements in row-major order. Waits for the device.
     ///
     /// # Errors
     /// `T` is not the element type.
+    #[doc(alias = "numpy")]
+    #[doc(alias = "tolist")]
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check_element::<T>()?;
@@ -244,11 +244,11 @@ impl Tensor {
         Ok(self.to_bytes()?.iter().map(|&b| b != 0).collect())
     }
 
-    #[doc(alias = "numpy")]
-    #[doc(alias = "tolist")]
     /// Returns the elements of any type as f64. Waits for the device.
     ///
     /// An i64 that is not an f64 becomes the nearest one. [`to_vec`](Self::to_vec) reads all integers exactly.
+    #[doc(alias = "numpy")]
+    #[doc(alias = "tolist")]
     #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         Ok(decode_f64s(&self.to_bytes()?, self.dtype()))
@@ -262,7 +262,6 @@ impl Tensor {
         self.read_async(move |bytes| Ok(decode_f64s(&bytes, dtype)))
     }
 
-    #[doc(alias = "is_nonzero")]
     /// Returns the value of a tensor with one element as f64. Waits for the device.
     ///
     /// # Errors
@@ -270,6 +269,7 @@ impl Tensor {
     /// reads that one.
     ///
     /// [`to_scalar`]: Self::to_scalar
+    #[doc(alias = "is_nonzero")]
     #[track_caller]
     pub fn item(&self) -> Result<f64> {
         self.check_scalar("item")?;

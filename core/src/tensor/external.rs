@@ -85,7 +85,10 @@ impl Tensor {
         };
         match is_in_driver_call() {
             // The locks of the device may be held.
-            true => drop(device.waiter().run(move |done| done.complete(Ok(normalize())))),
+            true => drop(device.waiter().run(move |done| {
+                normalize();
+                done.complete(Ok(()));
+            })),
             false => normalize(),
         }
     }

@@ -268,8 +268,8 @@ impl Tensor {
         self.inner.grad_meta.get()
     }
 
-    /// Gives this handle and its clones gradient data, unless they have some. Returns false for a handle that had another
-    /// history before, which was replaced.
+    /// Gives this handle and its clones gradient data, unless they have some. Returns false for a handle that had
+    /// another history before, which was replaced.
     pub(crate) fn init_grad_meta(&self, meta: impl FnOnce() -> Arc<dyn GradMeta>) -> bool {
         let is_new = self.inner.rebased_meta.get().is_none();
         if is_new {

@@ -558,7 +558,7 @@ macro_rules! impl_module_for_values {
 
             fn describe(&self, $name: &str, $parent: &mut ModuleSummary) {
                 let $this = self;
-                $describe;
+                $describe
             }
         }
     )*};

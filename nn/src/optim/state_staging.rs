@@ -86,8 +86,8 @@ impl StateStaging {
 
     /// Starts the transfers of the states of group `at`, and of the next group if both fit.
     pub(super) fn bring_states(&mut self, groups: &[FusedGroup], at: usize) -> Result<()> {
-        for next in self.brought..groups.len().min(at + 2) {
-            if let Some(state) = &groups[next].state
+        for (next, group) in groups.iter().enumerate().take(at + 2).skip(self.brought) {
+            if let Some(state) = &group.state
                 && let Some(staging) = self.devices.iter_mut().find(|own| own.device == *state.device())
             {
                 if next > at && staging.used + state.numel() > staging.capacity {

@@ -315,8 +315,8 @@ pub(crate) fn missing_op(what: &str) -> anyhow::Error {
     MissingOp(format!("The library has no `{what}` yet.")).into()
 }
 
-/// Returns the operation that has a name of PyTorch's operator database, and its golden call: by the registry, or by the
-/// table of PyTorch's names if the name is another one for the same function.
+/// Returns the operation that has a name of PyTorch's operator database, and its golden call: by the registry, or by
+/// the table of PyTorch's names if the name is another one for the same function.
 pub(crate) fn find_call(name: &str) -> Result<(&'static Operation, GoldenFn)> {
     let renamed = || registry().find_golden(names::alias(name)?);
     registry().find_golden(name).or_else(renamed).ok_or_else(|| match names::reason_of_absence(name) {

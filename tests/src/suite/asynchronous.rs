@@ -87,7 +87,7 @@ fn a_waker_that_panics_fails_no_other_task(device: &Device) -> Result<()> {
             (0..20).map(|k| x.mul(k).map(|y| Box::pin(y.to_vec_async::<f32>()))).collect::<Result<_, _>>()?;
         let mut waits: Vec<_> = (0..3).map(|_| Box::pin(device.synchronize_async())).collect();
         let context = &mut TaskContext::from_waker(&failing);
-        // A read that is complete already wakes nobody, and has no second result.
+        // A read that is complete already wakes no task, and has no second result.
         let complete = [round, 2 * round, 19].map(|k| (k, reads[k].as_mut().poll(context)));
         let complete = complete.into_iter().filter(|(_, read)| read.is_ready()).collect::<BTreeMap<_, _>>();
         let is_waiting = waits[1].as_mut().poll(context).is_pending();

@@ -382,13 +382,15 @@ fn ensure_refused(device: &Device, what: &str, step: &mut dyn FnMut() -> CoreRes
     }
 }
 
+type Work<'a> = Box<dyn FnMut() -> CoreResult<()> + 'a>;
+
 /// A replay would leave the work out, so that the tensors of the other device would miss it.
 fn work_on_another_device_is_refused(device: &Device) -> Result<()> {
     for Pair { name, second } in pairs(device)? {
         let x = Tensor::ones([16], DType::F32, device)?;
         let theirs = Tensor::ones([16], DType::F32, &second)?;
         let mut replayable = second.capture(|| theirs.mul(2.0))?;
-        let mut works: Vec<(&str, Box<dyn FnMut() -> CoreResult<()> + '_>)> = vec![
+        let mut works: Vec<(&str, Work<'_>)> = vec![
             ("in place", Box::new(|| theirs.add_(1.0))),
             ("elementwise", Box::new(|| theirs.mul(2.0).map(drop))),
             ("a reduction", Box::new(|| theirs.sum_all().map(drop))),
@@ -397,7 +399,13 @@ fn work_on_another_device_is_refused(device: &Device) -> Result<()> {
             ("a read", Box::new(|| theirs.to_vec::<f32>().map(drop))),
             ("an upload", Box::new(|| Tensor::from_slice(&[1f32], [1], &second).map(drop))),
             ("random values", Box::new(|| Tensor::rand([4], DType::F32, &second).map(drop))),
-            ("a seed", Box::new(|| Ok(second.manual_seed(1)))),
+            (
+                "a seed",
+                Box::new(|| {
+                    second.manual_seed(1);
+                    Ok(())
+                }),
+            ),
             ("a replay", Box::new(|| replayable.replay().map(drop))),
             ("a capture", Box::new(|| second.capture(|| theirs.mul(3.0)).map(drop))),
             ("a record", Box::new(|| second.record_with(&[], |_| theirs.mul(3.0)).map(drop))),

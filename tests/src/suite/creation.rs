@@ -517,7 +517,7 @@ fn billions_of_elements_need_no_time_of_the_host(_: &Device) -> Result<()> {
         ("hann_window", &|| Tensor::hann_window(N, true, DType::F32, device), 4 * N),
     ];
     for (name, call, bytes) in calls {
-        let (peak, kept) = peak_bytes(device, || call())?;
+        let (peak, kept) = peak_bytes(device, call)?;
         // Blocks are rounded up.
         ensure!(
             kept >= bytes as u64 && kept <= bytes as u64 + (4 << 20),

@@ -22,8 +22,10 @@ const INF: f32 = f32::INFINITY;
 
 type Operation = fn(&Tensor) -> ForebayResult<Tensor>;
 
-/// Operations with elements and the gradients of their results.
-const GRADIENTS: &[(&str, Operation, &[(f32, f32)])] = &[
+/// Name, operation, and elements with the gradients of their results.
+type GradientCase = (&'static str, Operation, &'static [(f32, f32)]);
+
+const GRADIENTS: &[GradientCase] = &[
     ("abs", |x| x.abs(), &[(NAN, 0.0), (INF, 1.0), (-INF, -1.0), (0.0, 0.0)]),
     ("square", |x| x.square(), &[(NAN, NAN), (INF, INF), (-INF, -INF), (0.0, 0.0)]),
     ("reciprocal", |x| x.reciprocal(), &[(NAN, NAN), (INF, 0.0), (-INF, 0.0), (0.0, -INF)]),

@@ -1,5 +1,5 @@
 //! Elementwise operations on i64 for devices without 64-bit integers. Kernels compute with the two words of an integer,
-//! by functions in shaders/wgsl/math/i64w.wgsl.
+//! by functions in shaders/wgsl/i64w.wgsl.
 
 /// Expressions of operations for integers, and the same for i64 as two words.
 const WORD_EXPRESSIONS: &[(&str, &str)] = &[
@@ -55,8 +55,8 @@ mod tests {
         let operations = [unary::OPERATIONS, binary::OPERATIONS];
         let known: Vec<&str> =
             operations.into_iter().flatten().flat_map(|op| [op.expr, op.int_f64_expr]).collect();
-        // Those of casts, fills, masks and clamps are not in the lists.
-        let others = ["a", "b", "select(c, b, a != T(0))", "select(a, c, b != T(0))"];
+        // Those of casts, fills, masks, clamps and complements are not in the lists.
+        let others = ["a", "b", "~a", "select(c, b, a != T(0))", "select(a, c, b != T(0))"];
         for (plain, words) in WORD_EXPRESSIONS {
             let is_known =
                 known.contains(plain) || others.contains(plain) || words.contains("i64w_max(a, b), c");

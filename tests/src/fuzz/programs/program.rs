@@ -57,7 +57,8 @@ pub(super) struct Unary {
 
 macro_rules! unary {
     ($($name:ident $(($arg:literal))? $(/ $in_place:ident)?: $derivatives:path, $above:expr, $kinks:expr, $precision:ident;)*) => {
-        /// Elementwise functions of one tensor, with their form in place, derivatives, lower bound, kinks and precision.
+        /// Elementwise functions of one tensor, with their form in place, derivatives, lower bound, kinks and
+        /// precision.
         pub(super) static UNARY: &[Unary] = &[$(Unary {
             name: stringify!($name),
             call: concat!(stringify!($name), "(", $(stringify!($arg),)? ")?"),

@@ -1,5 +1,3 @@
-// needs: none
-//
 // Integers of 64 bits as two words, the lower one first, for devices without such integers. They wrap around.
 
 fn i64w_from_u32(v: u32) -> vec2<u32> { return vec2<u32>(v, 0u); }

@@ -1,6 +1,5 @@
-// needs: mul_wide
-//
 // Floats with the 53 bits of an f64, computed by integers: the same on every device, also without 64-bit types.
+// A kernel includes math/mul_wide before.
 
 // mantissa · 2^exponent. The mantissa is 64 bits, the upper word first: its highest bit is set, or it is zero.
 struct Wide {
