@@ -47,7 +47,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
 }
 
 /// Shards of the suite on a driver: the longest one ends soon after the other stages.
-const LAVAPIPE_SHARDS: usize = 4;
+const LAVAPIPE_SHARDS: usize = 6;
 const SWIFTSHADER_SHARDS: usize = 2;
 
 /// Filters of the suite on SwiftShader, which compiles and runs a kernel many times slower than lavapipe.
