@@ -1,6 +1,9 @@
 """Writes half_errors.json: errors of PyTorch's own f16 and bf16 results compared with f32, call by call.
 
     python tests/golden/half_errors.py > tests/golden/half_errors.json
+    python tests/golden/half_errors.py FOLDER "gradient #4" "nn.functional.softmin #3" > FOLDER/half_errors.json
+
+The second form takes the golden calls of another folder, and of these only the named ones, if there are names.
 
 PyTorch runs every call of golden.json on the CPU with its f32 tensors rounded to the type, and again in f32 from the
 rounded values. The entry is the smallest absolute tolerance with which all results and gradients pass, in addition to
@@ -11,6 +14,7 @@ with PyTorch 2.15; needs safetensors and expecttest.
 import json
 import math
 import os
+import sys
 import warnings
 
 import torch
@@ -18,7 +22,7 @@ from safetensors.torch import load_file
 from torch.testing._internal.common_methods_invocations import op_db
 
 warnings.simplefilter("ignore")
-here = os.path.dirname(os.path.abspath(__file__))
+here, *named = sys.argv[1:] or [os.path.dirname(os.path.abspath(__file__))]
 calls = json.load(open(os.path.join(here, "golden.json")))["calls"]
 tensors = load_file(os.path.join(here, "golden.safetensors"))
 ops = {(op.name, op.variant_test_name): op for op in op_db}
@@ -84,6 +88,8 @@ def smallest_atol(low, exact, rtol):
 errors = {name: {} for name in DTYPES}
 for call in calls:
     name = call["op"] + ("." + call["variant"] if call.get("variant") else "") + f" #{call['sample']}"
+    if named and name not in named:
+        continue
     for dtype, (to, rtol) in DTYPES.items():
         try:
             low = run_call(call, lambda t: t.to(to))
