@@ -1,9 +1,10 @@
 """Writes half_errors.json: errors of PyTorch's own f16 and bf16 results compared with f32, call by call.
 
     python tests/golden/half_errors.py > tests/golden/half_errors.json
-    python tests/golden/half_errors.py tests/golden_more OPERATION.. > half_errors.json
+    python tests/golden/half_errors.py FOLDER "gradient #4" "nn.functional.softmin #3" > FOLDER/half_errors.json
 
-A folder and names of operations limit the calls, as for those of golden_more whose 16-bit errors exceed the tolerance.
+The second form takes the golden calls of another folder, and of these only the named ones, if there are names.
+
 PyTorch runs every call of golden.json on the CPU with its f32 tensors rounded to the type, and again in f32 from the
 rounded values. The entry is the smallest absolute tolerance with which all results and gradients pass, in addition to
 PyTorch's relative tolerance for the type. Entries up to 1e-5 are omitted. Cancelling sums and intermediate roundings
@@ -21,8 +22,8 @@ from safetensors.torch import load_file
 from torch.testing._internal.common_methods_invocations import op_db
 
 warnings.simplefilter("ignore")
-here = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
-calls = [c for c in json.load(open(os.path.join(here, "golden.json")))["calls"] if c["op"] in sys.argv[2:] or not sys.argv[2:]]
+here, *named = sys.argv[1:] or [os.path.dirname(os.path.abspath(__file__))]
+calls = json.load(open(os.path.join(here, "golden.json")))["calls"]
 tensors = load_file(os.path.join(here, "golden.safetensors"))
 ops = {(op.name, op.variant_test_name): op for op in op_db}
 DTYPES = {"f16": (torch.float16, 1e-3), "bf16": (torch.bfloat16, 1.6e-2)}
@@ -87,6 +88,8 @@ def smallest_atol(low, exact, rtol):
 errors = {name: {} for name in DTYPES}
 for call in calls:
     name = call["op"] + ("." + call["variant"] if call.get("variant") else "") + f" #{call['sample']}"
+    if named and name not in named:
+        continue
     for dtype, (to, rtol) in DTYPES.items():
         try:
             low = run_call(call, lambda t: t.to(to))

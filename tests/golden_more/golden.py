@@ -53,7 +53,7 @@ MADE = {
 FUNCTIONS = {"distance_function"}
 
 # PyTorch's own f32 results are less exact than the tolerance, so they are computed in f64 and rounded.
-EXACT = {"linalg.cond", "linalg.eigh", "linalg.lstsq", "linalg.multi_dot", "matrix_exp", "special.log_ndtr", "pinverse", "linalg.polar", "svd", "linalg.svd", "linalg.svdvals"}
+EXACT = {"linalg.cond", "linalg.eigh", "linalg.lstsq", "linalg.multi_dot", "matrix_exp", "special.log_ndtr", "linalg.pinv", "pinverse", "linalg.polar", "svd", "linalg.svd", "linalg.svdvals"}
 
 
 F64, F16, U8, I32 = torch.float64, torch.float16, torch.uint8, torch.int32
@@ -138,6 +138,8 @@ OWN = [
     ("nn.functional.feature_alpha_dropout", "with_train", lambda: [t([[[[1.0, 2.0]], [[3.0, 4.0]]]])], {"p": 0.5, "training": True}),
     ("nn.functional.fractional_max_pool2d", "", lambda: [t([[[[1.0, 5.0, 2.0], [0.5, 3.0, 7.0], [4.0, 6.0, -1.0]]]]), 2],
      {"output_size": 2, "return_indices": True, "_random_samples": t([[[0.3, 0.8]]], grad=False)}),
+    # Only the lower triangle counts.
+    ("linalg.pinv", "hermitian", lambda: [t([[2.0, 9.0], [1.0, 3.0]], grad=False)], {"hermitian": True}),
 ]
 
 
@@ -264,7 +266,13 @@ def samples(op, kind):
     grad = dtype.is_floating_point and op.supports_autograd
     if dtype not in op.supported_dtypes("cpu"):
         return []
-    return [(s, False) for s in make("cpu", dtype, requires_grad=grad)]
+    found = list(make("cpu", dtype, requires_grad=grad))
+    for sample in found:
+        if sample.kwargs.get("hermitian"):
+            # PyTorch's gradient assumes symmetric matrices, though the database's are not.
+            lower = sample.input.detach()
+            sample.input = (lower.tril() + lower.tril(-1).mT).requires_grad_(grad)
+    return [(s, False) for s in found]
 
 
 def main():

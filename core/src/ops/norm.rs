@@ -470,6 +470,10 @@ impl Tensor {
     pub fn local_response_norm(&self, size: usize, options: &LocalResponseNormOptions) -> Result<Tensor> {
         let &LocalResponseNormOptions { alpha, beta, k } = options;
         operation!(OP = "local_response_norm");
+        if !amp::is_autocast_enabled() {
+            // Under autocast, powers are f32 anyway, and so is the result.
+            dispatch_in_f32!(OP, [self], |x| x.local_response_norm(size, options));
+        }
         if self.dtype().is_int() {
             launch::check_device_dtype(OP, self.dtype(), self.device())?;
         } else {

@@ -109,7 +109,7 @@ impl GoldenCall {
 
     fn names_f32(&self) -> bool {
         let is = |v: &serde_json::Value| v.get("dtype").and_then(|d| d.as_str()) == Some("float32");
-        self.args.iter().chain(self.kwargs.values()).any(is)
+        self.op == "float" || self.args.iter().chain(self.kwargs.values()).any(is)
     }
 }
 

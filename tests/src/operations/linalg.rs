@@ -246,14 +246,15 @@ pub(super) fn register(ops: &mut Registry) {
                 Some(rtol) => Some(common_value(rtol)?),
                 None => a.opt_float(NAMED, "rtol")?,
             };
-            // The matrices of the database are symmetric, and PyTorch's gradient is that of any matrix.
-            a.flag(NAMED, "hermitian", false);
             let x = a.tensor(0)?;
-            // The database passes factors of a singular matrix.
-            match a.variant() {
-                "singular" => single(a.tensor(0)?.matmul(&a.tensor(1)?.transpose(-2, -1)?)?.pinv(rtol)),
-                _ => single(x.pinv(rtol)),
-            }
+            let x = match a.variant() {
+                // The database passes factors of a singular matrix.
+                "singular" => x.matmul(&a.tensor(1)?.transpose(-2, -1)?)?,
+                // Only the values are those of the lower triangle. PyTorch's gradient is that of any matrix.
+                _ if a.flag(NAMED, "hermitian", false) => x.add(&lower_symmetric(x)?.sub(x)?.detach())?,
+                _ => x.clone(),
+            };
+            single(x.pinv(rtol))
         })
         .golden_as("pinverse", |a| single(a.tensor(0)?.pinv(Some(a.float(1, "rcond", 1e-15)?))));
     ops.add(method!(matrix_rank(maybe_float)))

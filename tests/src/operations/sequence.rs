@@ -256,8 +256,11 @@ pub(super) fn register(ops: &mut Registry) {
             zero_infinity: a.flag(6, "zero_infinity", false),
             ..CtcLossOptions::new(&targets, &input_lengths, &target_lengths)
         };
-        // PyTorch's gradient is that of the logits, though the arguments are their log-probabilities.
-        single(a.tensor(0)?.log_softmax(-1)?.ctc_loss(&options))
+        // PyTorch's gradient is that of the logits, though the arguments are their log-probabilities. Rounded to
+        // 16 bits, these would be another input.
+        let x = a.tensor(0)?;
+        let log_probs = x.log_softmax_with_dtype(-1, x.dtype().promote(DType::F32))?;
+        single(log_probs.ctc_loss(&options)?.to_dtype(x.dtype()))
     });
     ops.add(FuzzOp {
         name: "recurrent",

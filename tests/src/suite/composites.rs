@@ -4,10 +4,14 @@ use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::{NanToNumOptions, ScatterReduce};
+use forebay::error;
+use forebay::ops::{
+    LocalResponseNormOptions, NanToNumOptions, Pool1dOptions, Pool2dOptions, Pool3dOptions, Reduction,
+    ScatterReduce,
+};
 use forebay::tensor::Tensor;
 
-use super::host_reference::{ensure_close, ensure_values};
+use super::host_reference::{ensure_close, ensure_same_bits, ensure_values};
 
 super::tests![
     numerical_gradients_of_samples,
@@ -26,6 +30,7 @@ super::tests![
     exponential_samples_of_every_float_are_positive,
     samples_of_elements_have_their_probabilities,
     infinities_are_replaced_in_place,
+    composed_operations_round_16_bits_once,
 ];
 
 fn numerical_gradients_of_samples(device: &Device) -> Result<()> {
@@ -320,4 +325,46 @@ fn infinities_are_replaced_in_place(device: &Device) -> Result<()> {
     let x = Tensor::new([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.5], device)?;
     x.nan_to_num_with_(&NanToNumOptions { nan: 2.0, posinf: Some(3.0), neginf: None })?;
     ensure_values(&x, &[2.0, 3.0, f64::from(f32::MIN), 1.5])
+}
+
+/// Results and gradients of 16 bits are those of f32, rounded.
+fn composed_operations_round_16_bits_once(device: &Device) -> Result<()> {
+    type Composed = fn(&Tensor) -> error::Result<Tensor>;
+    let composed: [(&str, Composed); 7] = [
+        ("avg_pool3d", |x| x.avg_pool3d(Pool3dOptions::new(3))),
+        ("adaptive_avg_pool3d", |x| x.adaptive_avg_pool3d([2, 3, 5])),
+        ("lp_pool1d", |x| x.flatten(2, -1)?.lp_pool1d(3.0, Pool1dOptions::new(3))),
+        ("lp_pool2d", |x| x.flatten(3, -1)?.lp_pool2d(3.0, Pool2dOptions::new(3))),
+        ("lp_pool3d", |x| x.lp_pool3d(3.0, Pool3dOptions::new(2))),
+        ("local_response_norm", |x| {
+            x.local_response_norm(3, &LocalResponseNormOptions { alpha: 0.5, ..Default::default() })
+        }),
+        ("multilabel_soft_margin_loss", |x| {
+            let target = x.detach().gt(0.5)?.to_dtype(x.dtype())?;
+            x.multilabel_soft_margin_loss(&target, None, Reduction::None)
+        }),
+    ];
+    device.manual_seed(5);
+    let values = Tensor::rand([2, 3, 4, 5, 7], DType::F32, device)?.add(0.1)?;
+    for dtype in super::compute_dtypes(device).filter(|dtype| dtype.is_float() && dtype.size() == 2) {
+        let rounded = values.to_dtype(dtype)?;
+        for (name, run) in composed {
+            let run_in = |of: DType| -> Result<[Tensor; 2]> {
+                let x = rounded.to_dtype(of)?.to_leaf()?;
+                let y = run(&x)?.to_dtype(dtype)?;
+                y.sum_all()?.backward()?;
+                Ok([y.detach(), x.grad().context("no gradient")?.to_dtype(dtype)?])
+            };
+            let ([got, grad], [expected, expected_grad]) = (run_in(dtype)?, run_in(DType::F32)?);
+            ensure_same_bits(&got, &expected).with_context(|| format!("{name} in {dtype}"))?;
+            ensure_same_bits(&grad, &expected_grad)
+                .with_context(|| format!("gradient of {name} in {dtype}"))?;
+            // As in PyTorch, powers and losses are f32 under autocast, and averages have the type of the input.
+            let _autocast = autocast(dtype)?;
+            let made = run(&rounded)?.dtype();
+            let expected = if name.contains("avg_pool") { dtype } else { DType::F32 };
+            ensure!(made == expected, "{name} of {dtype} under autocast has the type {made}");
+        }
+    }
+    Ok(())
 }

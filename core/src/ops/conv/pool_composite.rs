@@ -135,6 +135,7 @@ impl Tensor {
     #[track_caller]
     pub fn avg_pool3d(&self, window: impl Into<Pool3dOptions>) -> Result<Tensor> {
         let window = window.into();
+        dispatch_in_f32!("avg_pool3d", [self], |x| x.avg_pool3d(window));
         // Integer averages of the images would be rounded before those along the depth.
         fail_if!(!self.dtype().is_float();
             dtype("avg_pool3d", self.dtype()), "takes floats; cast with `to_dtype`");
@@ -157,6 +158,7 @@ impl Tensor {
     /// height, width\], or without the batch.
     #[track_caller]
     pub fn adaptive_avg_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
+        dispatch_in_f32!("adaptive_avg_pool3d", [self], |x| x.adaptive_avg_pool3d(output));
         let [d, h, w] = output;
         let images = |x: &Tensor| x.adaptive_avg_pool2d([h, w]);
         pool_volume("adaptive_avg_pool3d", self, images, |x| x.adaptive_avg_pool2d([d, h * w]))
@@ -219,6 +221,10 @@ fn lp_pool<const N: usize>(
     window: PoolOptions<N>,
     mean: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
+    if !amp::is_autocast_enabled() {
+        // Under autocast, powers are f32 anyway.
+        dispatch_in_f32!(op, [x], |x| lp_pool(op, &x, p, window, mean));
+    }
     let _call = memory::scope::enter_call();
     fail_if!(window.padding != [0; N]; argument(op), "takes windows without padding; `pad` the input");
     fail_if!(!p.is_finite() || p == 0.0;

@@ -166,13 +166,8 @@ impl Tensor {
     /// The shapes or types do not fit, the device lacks f64, or the blank is not a class.
     #[track_caller]
     pub fn ctc_loss(&self, options: &CtcLossOptions<'_>) -> Result<Tensor> {
-        dispatch_autocast!(OP, [self], |x| x.ctc_loss(options));
-        if matches!(self.dtype(), DType::F16 | DType::BF16) {
-            // Sums over paths need the range and precision of f32.
-            return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
-        }
+        operation!(OP, in_f32[self], |x| x.ctc_loss(options));
         check_is_f64(OP, self)?;
-        operation!(OP);
         let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
         let CtcSizes { steps, batch, classes, longest } = options.check(self)?;
         let ints = |t: &Tensor| select::cast_index_to_i32(OP, t, None);

@@ -205,6 +205,12 @@ impl Tensor {
         weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
+        if !amp::is_autocast_enabled() {
+            // Under autocast, the loss of each class is f32 anyway, and so is the result.
+            dispatch_in_f32!("multilabel_soft_margin_loss", [self, target, weight], |x, y, w| {
+                x.multilabel_soft_margin_loss(&y, w.as_ref(), reduction)
+            });
+        }
         let options = BceWithLogitsOptions { weight, pos_weight: None, reduction: Reduction::None };
         let each = self.binary_cross_entropy_with_logits(target, &options)?;
         reduction.apply(&each.mean([-1], false)?)
