@@ -134,7 +134,7 @@ pub enum Error {
     Backward {
         /// Fault, and what to do.
         message: String,
-        /// Line of the program that called the backward pass, or the operation whose gradient failed.
+        /// Line of the program that called the backward pass.
         location: CallSite,
     },
     /// The memory pool could not serve a request.

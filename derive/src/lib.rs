@@ -274,7 +274,8 @@ fn warn_of_dropout(fields: &[VisitedField<'_>]) -> TokenStream {
              `#[module(skip)]` on the field ends this warning"
         );
         // A procedural macro can only warn by using something deprecated.
-        let warning = format_ident!("{}_WITHOUT_TRAINING_MODE", name.to_uppercase(), span = ident.span());
+        let field_name = strip_raw_prefix(ident).to_uppercase();
+        let warning = format_ident!("{field_name}_WITHOUT_TRAINING_MODE", span = ident.span());
         warnings.extend(quote! {
             const _: () = {
                 #[deprecated(note = #note)]

@@ -213,3 +213,18 @@ Net(                                                            1,653
     assert_eq!(format!("{nested:?}"), "Sequential(\n  (0): Sequential(\n    (0): Relu()\n  )\n)");
     Ok(())
 }
+
+#[test]
+fn elements_of_other_sizes_are_listed_apart() -> Result<()> {
+    #[derive(Module)]
+    #[module(crate = forebay_nn)]
+    struct Scale {
+        weight: Tensor,
+    }
+    let d = &Device::null(Default::default());
+    let scale = |n: usize| Ok(Scale { weight: Tensor::ones([n], DType::F32, d)?.to_leaf()? });
+    let text = [8, 8, 1024].map(scale).into_iter().collect::<Result<Vec<Scale>>>()?.summary().to_string();
+    assert!(text.contains("(0-1): 2 x Scale()") && text.contains("(2): Scale()"), "{text}");
+    assert!(text.contains("1,040") || text.contains("1040"), "{text}");
+    Ok(())
+}

@@ -50,7 +50,9 @@ fn value_at(i: u32) -> {{ T }} {
     let dividend = m_mul_wide(i, p.step.z);
     var rest = dividend.x;
     var quotient = 0u;
-    for (var bit = 0u; bit < 32u; bit++) {
+    // Whole steps have no remainder.
+    let bits = select(0u, 32u, p.step.z != 0u);
+    for (var bit = 0u; bit < bits; bit++) {
         let carry = rest >> 31u;
         rest = (rest << 1u) | ((dividend.y >> (31u - bit)) & 1u);
         quotient <<= 1u;

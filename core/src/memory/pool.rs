@@ -368,8 +368,10 @@ impl Pool {
             taken = self.alloc(Request::new(piece).op(OP)).map(|block| blocks.push(block));
         }
         blocks.into_iter().for_each(|block| self.free(block));
-        if taken.is_err() {
-            self.trim(reserved_before)?;
+        if taken.is_err()
+            && let Err(error) = self.trim(reserved_before)
+        {
+            log::debug!("preallocated memory was not given back: {error}");
         }
         taken
     }

@@ -217,7 +217,8 @@ pub fn current() -> Scope {
     Scope { tag: CURRENT_TAG.current(), module: CURRENT_MODULE.current(), op, site }
 }
 
-/// Returns the line that called the outermost operation or module; outside of any, the line of the caller.
+/// Returns the line that called the outermost operation or module; outside of any, the line of the caller. A module of
+/// the program (`nn::enter_module`) begins anew.
 #[must_use]
 #[track_caller]
 #[inline]

@@ -302,7 +302,7 @@ impl fmt::Display for Stats {
         }
         for tag in Tag::ALL {
             let stat = self.tag(tag);
-            if stat.peak > 0 {
+            if stat.peak.max(self.tags_at_peak[tag as usize]) > 0 {
                 bytes(&format!("  tag {tag}"), &stat, Some(self.tags_at_peak[tag as usize]))?;
             }
         }

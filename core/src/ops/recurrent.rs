@@ -378,12 +378,6 @@ impl RecurrentOp<'_> {
 
 impl<'a> RecurrentOp<'a> {
     /// Creates a forward-time run without cell, bias and lengths.
-    #[doc(alias = "tensor")]
-    #[doc(alias = "as_tensor")]
-    #[doc(alias = "asarray")]
-    #[doc(alias = "new_tensor")]
-    #[doc(alias = "from_numpy")]
-    #[doc(alias = "frombuffer")]
     #[must_use]
     pub fn new(kind: RecurrentKind, input_gates: &'a Tensor, h_0: &'a Tensor, weight_hh: &'a Tensor) -> Self {
         Self { kind, input_gates, h_0, c_0: None, weight_hh, bias_hh: None, lengths: None, reverse: false }

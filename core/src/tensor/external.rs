@@ -86,7 +86,12 @@ impl Tensor {
         match is_in_driver_call() {
             // The locks of the device may be held.
             true => drop(device.waiter().run(move |done| {
-                normalize();
+                match is_in_driver_call() {
+                    true => log::error!(
+                        "bools that a callback wrote stay as they are, because no thread can start"
+                    ),
+                    false => normalize(),
+                }
                 done.complete(Ok(()));
             })),
             false => normalize(),

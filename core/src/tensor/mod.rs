@@ -272,7 +272,10 @@ impl Tensor {
     /// another history before, which was replaced.
     pub(crate) fn init_grad_meta(&self, meta: impl FnOnce() -> Arc<dyn GradMeta>) -> bool {
         let is_new = self.inner.rebased_meta.get().is_none();
-        if is_new {
+        if is_new && self.inner.grad_meta.get().is_none() {
+            // A handle without a history counts as a constant, so earlier writes do not outdate the new history.
+            let recorded_writes = self.inner.storage.recorded_writes.load(Ordering::Relaxed);
+            self.inner.recorded_writes_seen.store(recorded_writes, Ordering::Relaxed);
             self.inner.grad_meta.get_or_init(meta);
         }
         is_new

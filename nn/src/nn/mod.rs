@@ -517,6 +517,12 @@ impl<M: Module> Module for [M] {
         }
     }
 
+    // Each forward pass asks for the path, so this looks no further than the first element that has one.
+    fn module_path(&self) -> ModulePath {
+        let mut paths = self.iter().enumerate().map(|(k, module)| module.parent_path(&k.to_string()));
+        paths.find(|path| !path.is_root()).unwrap_or(ModulePath::ROOT)
+    }
+
     impl_by_children!("ModuleList");
 }
 

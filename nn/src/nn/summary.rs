@@ -146,7 +146,7 @@ impl ModuleSummary {
             let (mut last, mut repeats) = (name, 1);
             while self.kind == LIST
                 && let Some((next, _)) =
-                    children.next_if(|(_, next)| has_equal_text(&next.lines(indent + 2), &child_lines))
+                    children.next_if(|(_, next)| are_equal(&next.lines(indent + 2), &child_lines))
             {
                 (last, repeats) = (next, repeats + 1);
             }
@@ -164,8 +164,8 @@ impl ModuleSummary {
     }
 }
 
-fn has_equal_text(a: &[Line], b: &[Line]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.text == b.text)
+fn are_equal(a: &[Line], b: &[Line]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.text == b.text && a.count == b.count)
 }
 
 fn format_option(name: &str, value: &str) -> String {

@@ -11,6 +11,8 @@ use super::line_search::{LineLimits, LinePoint, strong_wolfe};
 use super::state_staging::warn_offload_failed;
 use crate::{DType, Error, Result, Tag, Tensor, autograd, check, fail, fail_if, memory};
 use forebay_core::amp;
+use forebay_core::ops::Scalar;
+use forebay_core::printable::printable;
 
 const OP: &str = "Lbfgs";
 
@@ -382,7 +384,11 @@ impl Optimizer for Lbfgs {
             return Ok(tensors);
         };
         let count = |value: u64| Tensor::from_slice(&[value as i64], (), device);
-        let scalar = |value: f64| Tensor::from_slice(&[value], (), device);
+        // A device without f64 stores the bits.
+        let scalar = |value: f64| match device.info().features.f64 {
+            true => Tensor::from_slice(&[value], (), device),
+            false => Tensor::from_slice(&[value.to_bits() as i64], (), device),
+        };
         let mut insert = |name: &str, tensor: Tensor| tensors.insert(format!("0.{name}"), tensor);
         insert("func_evals", count(*func_evals)?);
         insert("n_iter", count(*n_iter)?);
@@ -411,19 +417,19 @@ impl Optimizer for Lbfgs {
             loaded.n_iter = reader.count("n_iter")?;
         }
         if loaded.n_iter > 0 {
-            loaded.h_diag = reader.scalar("H_diag")?;
+            loaded.h_diag = reader.float("H_diag")?;
             loaded.last = Some(LastIteration {
                 direction: reader.vector("d")?,
-                t: reader.scalar("t")?,
+                t: reader.float("t")?,
                 grad: reader.vector("prev_flat_grad")?,
-                loss: reader.scalar("prev_loss")?,
+                loss: reader.float("prev_loss")?,
             });
         }
         for k in (0..).take_while(|k| state.contains_key(&format!("0.old_dirs.{k}"))) {
             loaded.history.push_back(CurvaturePair {
                 grad_change: reader.vector(&format!("old_dirs.{k}"))?,
                 step: reader.vector(&format!("old_stps.{k}"))?,
-                rho: reader.scalar(&format!("ro.{k}"))?,
+                rho: reader.float(&format!("ro.{k}"))?,
             });
         }
         reader.finish()?;
@@ -459,6 +465,14 @@ impl<'a> StateReader<'a> {
         tensor.item()
     }
 
+    /// Returns a float, which may be stored as its bits.
+    fn float(&mut self, name: &str) -> Result<f64> {
+        match self.get(name)?.to_scalar() {
+            Ok(Scalar::Int(bits)) => Ok(f64::from_bits(bits as u64)),
+            _ => self.scalar(name),
+        }
+    }
+
     fn count(&mut self, name: &str) -> Result<u64> {
         let value = self.scalar(name)?;
         fail_if!(value < 0.0 || value.fract() != 0.0 || !value.is_finite();
@@ -484,7 +498,7 @@ impl<'a> StateReader<'a> {
         let unknown: Vec<&str> =
             self.state.keys().filter(|name| !is_known(name)).map(String::as_str).collect();
         fail_if!(!unknown.is_empty(); argument(Self::OP),
-            "unexpected: {}; the state is of another optimiser, or of other parameters", unknown.join(", "));
+            "unexpected: {}; the state is of another optimiser, or of other parameters", printable(&unknown.join(", ")));
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ use crate::nn::{PreparedCopies, StagedCopies};
 use crate::optim::{Optimizer, clip};
 use crate::{Device, Result, Tag, Tensor, autograd, check, fail, fail_if, memory};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
+use forebay_core::printable::printable;
 
 /// Layout of the buffer in words, shared with amp_update.wgsl and grad_scale.wgsl.
 const SCALE_INDEX: usize = 0;
@@ -209,7 +210,7 @@ impl GradScaler {
         };
         let (scale, tracker) = (number("scale")?, number("growth_tracker")?);
         if let Some(unknown) = state.keys().find(|k| !["scale", "growth_tracker"].contains(&k.as_str())) {
-            fail!(argument(OP), "unexpected: {unknown}");
+            fail!(argument(OP), "unexpected: {}", printable(unknown));
         }
         fail_if!(!(scale.is_finite() && scale > 0.0); argument(OP), "a scale is a finite number above 0, not {scale}");
         fail_if!(

@@ -94,10 +94,11 @@ impl StateStaging {
                     break;
                 }
                 match staging.bring(state) {
-                    // The state comes again when its group steps.
-                    Err(error) if next > at && error.is_out_of_memory() => break,
-                    // Earlier groups may have stepped, so the step must not fail.
-                    Err(error) if error.is_out_of_memory() => staging.bring(state)?,
+                    // The state comes when its group steps, into the memory that is reserved again.
+                    Err(error) if next > at && error.is_out_of_memory() => {
+                        let _ = staging.reserve();
+                        break;
+                    }
                     result => result?,
                 }
             }

@@ -34,6 +34,7 @@ tests![
     detach_stops_gradients,
     frozen_leaves_have_no_gradient,
     requires_grad_changes_the_tensor_itself,
+    a_constant_that_was_written_before_becomes_a_leaf,
     a_graph_runs_backward_once,
     a_retained_graph_runs_backward_again,
     grad_does_not_change_leaves,
@@ -458,6 +459,16 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     pass(&x)?;
     ensure!(has(&body) == 2);
     Ok(())
+}
+
+/// A recorded write outdates histories, and a constant has none.
+fn a_constant_that_was_written_before_becomes_a_leaf(device: &Device) -> Result<()> {
+    let x = Tensor::ones([3], DType::F32, device)?;
+    let constant = x.detach();
+    x.add_(&Tensor::ones([3], DType::F32, device)?.to_leaf()?)?;
+    constant.requires_grad_(true)?;
+    constant.square()?.sum_all()?.backward()?;
+    ensure_values(&constant.grad().context("no gradient")?, &[4.0, 4.0, 4.0])
 }
 
 fn requires_grad_changes_the_tensor_itself(device: &Device) -> Result<()> {

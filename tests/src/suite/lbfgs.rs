@@ -14,8 +14,8 @@ use forebay::tensor::Tensor;
 use forebay::train::Trainer;
 
 use super::optim::{ALL, initial_parameters, set_gradients};
-use super::tests;
 use super::train_resume::PointDataset;
+use super::{compute_dtypes, tests};
 
 tests![
     steps_match_pytorch,
@@ -110,7 +110,7 @@ fn values(params: &[Tensor]) -> Result<Vec<Vec<f64>>> {
 }
 
 fn dtypes(device: &Device) -> impl Iterator<Item = DType> + use<'_> {
-    [DType::F32, DType::F64].into_iter().filter(move |&dtype| device.supports_dtype(dtype))
+    compute_dtypes(device).filter(|dtype| matches!(dtype, DType::F32 | DType::F64))
 }
 
 /// Compares a run with the script's, step by step.

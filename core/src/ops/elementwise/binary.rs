@@ -118,11 +118,9 @@ binary! {
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
     #[doc(alias = "divide")]
-    #[doc(alias = "true_divide")]
     floor_divide / floor_divide_: Number, "m_floor_div(a, b)" | "int_floor_div(a, b)", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
     #[doc(alias = "divide")]
-    #[doc(alias = "true_divide")]
     trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
     copysign / copysign_: Float, "m_copysign(a, b)", ["base"], [

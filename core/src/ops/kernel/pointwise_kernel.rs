@@ -346,9 +346,10 @@ pub(crate) fn run(spec: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Resu
     if !waits && spec.try_run_dense(vector, out, inplace)? {
         return Ok(());
     }
-    let expr = match word_expression(spec.expr) {
-        Some(words) if spec.compute == DType::I64 && !device.info().features.i64 => words,
-        _ => {
+    let needs_words = spec.compute == DType::I64 && !device.info().features.i64;
+    let expr = match needs_words.then(|| word_expression(spec.expr)).flatten() {
+        Some(words) => words,
+        None => {
             launch::check_device_dtype(spec.op, spec.compute, device)?;
             spec.expr
         }

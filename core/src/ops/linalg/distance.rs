@@ -152,8 +152,10 @@ fn pair_indices(rows: usize, device: &Device) -> Result<[Tensor; 2]> {
     let begins = lower.mul(&line(2 * n - 1, n - 1, -1)?)?.floor_divide(2)?;
     // Differences wrap, and the sum with the number of the pair is in range again.
     let shift = lower.add(1)?.sub(&begins)?;
-    let repeat = |t: &Tensor| t.repeat_interleave_by(&partners, 0, Some(count));
-    Ok([repeat(&lower)?, repeat(&shift)?.add(&line(0, count as i64, 1)?)?])
+    // A row holds its own index.
+    let first = lower.repeat_interleave_by(&partners, 0, Some(count))?;
+    let second = shift.index_select(0, &first)?.add(&line(0, count as i64, 1)?)?;
+    Ok([first, second])
 }
 
 impl Tensor {

@@ -90,7 +90,7 @@ fn batch_scores_and_targets(
 
 /// Removes the batch dimension that was added to a single example.
 fn squeeze_unbatched(losses: Tensor, x: &Tensor, reduction: Reduction) -> Result<Tensor> {
-    if x.rank() == 1 && reduction == Reduction::None { losses.squeeze(0) } else { Ok(losses) }
+    if x.rank() <= 1 && reduction == Reduction::None { losses.squeeze(0) } else { Ok(losses) }
 }
 
 impl Tensor {

@@ -318,7 +318,7 @@ fn broadcast_contracted(
             .filter(|&(&d, &e)| x.shape()[d] != 1 && y.shape()[e] == 1)
             .map(|(&d, _)| d as isize)
             .collect();
-        (!summed.is_empty()).then(|| x.sum(summed, true)).transpose()
+        (!summed.is_empty()).then(|| x.sum(summed, true)?.to_dtype(x.dtype())).transpose()
     };
     Ok((sum(a, a_dims, b, b_dims)?, sum(b, b_dims, a, a_dims)?))
 }
