@@ -1,6 +1,7 @@
 //! Summaries of models: PyTorch's `print(model)`, with the parameters counted.
 
 use forebay_core::device::Device;
+use forebay_core::dtype::DType;
 use forebay_core::error::Result;
 use forebay_core::ops::{EmbeddingBagMode, InterpolateOptions, PadMode, PoolOptions};
 use forebay_core::tensor::Tensor;
