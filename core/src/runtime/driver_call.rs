@@ -19,7 +19,7 @@ pub fn call_driver<T>(call: impl FnOnce() -> T) -> T {
 /// it may hold locks that `op` takes.
 ///
 /// # Errors
-/// [`Error::Argument`], which names `op`.
+/// [`Error::Argument`](crate::error::Error::Argument), which names `op`.
 #[inline]
 pub fn check_not_in_callback(op: &'static str) -> Result<()> {
     fail_if!(is_in_driver_call();
